@@ -54,7 +54,7 @@
 # make gpu-check   everything that only a GPU can check, in at most 20 minutes; results in OUT=build/gpu-check, ONLY=part,part MINUTES=20, SCRIPT=webgpu, cuda or persistent for parts with pass marks in at most 9 minutes
 # make gpu-prepare write everything that gpu-check needs from TVM to build/gpu-prepared.tar.xz, for a GPU machine without TVM; ARCH=sm_90
 # make gpu-wheels  write everything that gpu-check needs from PyPI and npm to build/gpu-wheels, for a machine without a network; WITHOUT=numpy,node
-# make check-hosts  the Kotlin and Swift sources of an app's side: types by Kotlin's compiler, and syntax; needs Java, npm and pip
+# make check-hosts  the Kotlin and Swift sources of an app's side: syntax, and with Java the types by Kotlin's compiler; a part of make test
 # make gpu-static  what the shader compilers of Adreno, Apple, NVIDIA, AMD and Intel GPUs make of the WGSL of a few models, without a GPU; ONLY=regular expression, RECORD=1, BUNDLE=folder
 # make gpu-rehearse  gpu-check from end to end without a GPU: a clean copy of the commit, no network, emulated CUDA, Vulkan on the CPU
 # make quality          the quality of each weight format of the demo model on each target
@@ -125,7 +125,7 @@ define every_part
 	@rm -f $(LOGS)/parts.log $(LOGS)/parts.status
 	@parts() { { $(PAIR) "$$@" 2>&1; echo $$? >> $(LOGS)/parts.status; } | tee -a $(LOGS)/parts.log; }; \
 	trap 'kill 0' INT; \
-	parts packages .venv/.dev .venv/.collected web/dist/.built mobile; \
+	parts packages .venv/.dev .venv/.collected build/chart-tools/.made web/dist/.built mobile; \
 	parts --jobs=1 check unit-tests & \
 	$(1) && tests= || tests=pytest; \
 	wait; \
@@ -143,7 +143,7 @@ test-vllm: .venv/.dev
 
 unit-tests: test-web test-webview test-phone test-capacitor test-expo
 
-check: check-python check-web check-webview check-phone check-capacitor check-expo
+check: check-python check-web check-webview check-phone check-capacitor check-expo check-hosts
 
 check-python: .venv/.dev
 	$(BIN)/ruff check
@@ -361,6 +361,7 @@ gpu-wheels: .venv/.dev web/dist/.built
 gpu-rehearse: .venv/.dev web/dist/.built | chromium vulkan
 	$(GPU_PATHS) $(BIN)/python -m gpu_check.rehearsal build/gpu-rehearsal $(if $(PYTHON_3_12),--python '$(PYTHON_3_12)')
 
+# Installs Kotlin's compiler and the grammars into a temporary folder.
 check-hosts: .venv/.dev
 	$(BIN)/python tests/mobile/check_hosts.py
 
@@ -436,6 +437,11 @@ demo-model: .venv/.dev
 
 .venv/.dev: pyproject.toml | .venv/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+# Helm, and the schemas of Kubernetes.
+build/chart-tools/.made: tests/chart_tools.py | .venv/.dev
+	$(BIN)/python tests/chart_tools.py
 	@touch $@
 
 # In a fresh clone, each process of pytest would compile the product's modules and rewrite the assertions of all tests.

@@ -21,6 +21,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return "" if match is None else f"; did you mean {match!r}?"
 
 
+def with_advice(problem: str, proposal: str, advice: str) -> str:
+    """The message of an error: the problem, a ``proposal`` of `did_you_mean` unless it is empty, and what to do."""
+    return f"{problem}{proposal or ';'} {advice}"
+
+
 def did_you_mean_folder(path: Path) -> str:
     """Like `did_you_mean`, for the path of a folder that does not exist: it proposes another folder beside it."""
     try:

@@ -20,6 +20,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -73,11 +74,25 @@ class Flag:
 @dataclass(frozen=True, slots=True)
 class OptionFile:
     """The file of a command's options. ``again`` reads it once more, and returns the options of the command: those of
-    the command line precede those of the file.
+    the command line precede those of the file. ``keys`` are the keys of the options that are the file's, by their names
+    on the command line.
     """
 
     path: Path
     again: Callable[[], Any]
+    keys: Mapping[str, str]
+
+    @contextmanager
+    def naming_keys(self) -> Iterator[None]:
+        """In the block, a RequestError about an option that the user wrote into the file names the file and the key."""
+        try:
+            yield
+        except RequestError as error:
+            name = re.match(r"--[\w-]+", error.message)
+            if name is None or name[0] not in self.keys:
+                raise
+            message = f"{self.path}: {self.keys[name[0]]}{error.message[name.end() :]}"
+            raise RequestError(message, **error.details) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,6 +179,18 @@ def cpu_experts(argument: str) -> str:
     return f"{figure / 1e6:,.0f}" if isinstance(figure, int) else f"{figure:g}"
 
 
+def simulator(argument: str) -> str:
+    """What a benchmark of the simulator recorded: the file (simulator-papers, say), the keys with "/" between them, the
+    factor and the format.
+    """
+    rest, factor, form = argument.rsplit(" ", 2)
+    file, _, keys = rest.partition(" ")
+    value: Any = recorded(f"tests/bench/results/{file}.json")
+    for key in keys.split("/"):
+        value = value[int(key)] if isinstance(value, list) else value[key]
+    return f"{value * float(factor):{form}}"
+
+
 @cache
 def nodes(model: str) -> tuple[int, int]:
     """The ops of a published model's graph, and the steps that the passes leave, for WebGPU in `q4f16`."""
@@ -219,6 +231,7 @@ KINDS: Mapping[str, Callable[[str], str]] = {
     "encoder_loss": encoder_loss,
     "web_experts": web_experts,
     "cpu_experts": cpu_experts,
+    "simulator": simulator,
     "ops": lambda model: str(nodes(model)[0]),
     "steps": lambda model: str(nodes(model)[1]),
 }

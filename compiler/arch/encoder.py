@@ -182,5 +182,8 @@ def finish(encoder: EncoderGraph, x: str, task: EmbeddingSpec | ClassifierSpec, 
     if pools and task.pools_late:
         x = encoder.pool(x, task.pooling)
     classifier, bias = (head.token_classifier, True) if task.per_token else (head.classifier, head.classifier_bias)
-    graph.outputs = {"scores": encoder.linear([(classifier, len(task.labels))], x, bias=bias)}
+    scores = encoder.linear([(classifier, len(task.labels))], x, bias=bias)
+    if task.decision is not None and task.decision.softcap is not None:
+        scores = graph.add("soft_cap", {"x": scores}, name="capped_scores", cap=task.decision.softcap)
+    graph.outputs = {"scores": scores}
     return graph

@@ -8,9 +8,10 @@ lists cases.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
-from ..runtime.errors import BundleError
+from ..runtime.errors import BundleError, CheckpointError
 
 # Parts consist of letters, digits, "_", "-" and ".", and do not start with "." or "-". This excludes "..", schemes,
 # drives and percent codes.
@@ -31,9 +32,7 @@ def require_plain_name(name: str) -> str:
 def file_in(folder: Path, name: str) -> Path:
     """The path of a file that a manifest names. The file need not exist.
 
-    A link is followed if it stays inside the folder. Hugging Face's cache stores each file once, in "blobs" beside
-    "snapshots", and a snapshot's files are links to it. huggingface_hub makes these links itself, so they are followed
-    too. Raises BundleError for a name that is not plain and for any other link.
+    Raises BundleError for a name that is not plain, and for a link that `leads_out`.
     """
     if not is_plain_name(name):
         raise BundleError(
@@ -42,15 +41,39 @@ def file_in(folder: Path, name: str) -> Path:
             file=name,
         )  # fmt: skip
     path = folder / name
+    if leads_out(path, folder):
+        raise BundleError(
+            f"{path}: is a link to {path.resolve()}, outside of the bundle; replace it with a copy of the file",
+            file=name,
+        )
+    return path
+
+
+def leads_out(path: Path, folder: Path) -> bool:
+    """Whether a path in the folder is, or goes through, a link to something outside of it.
+
+    Hugging Face's cache stores each file once, in "blobs" beside "snapshots", and a snapshot's files are links to it.
+    huggingface_hub makes these links itself, so they do not count.
+    """
     target, root = path.resolve(), folder.resolve()
-    if target.is_relative_to(root) or target.parent == blobs_of(root):
-        return path
-    raise BundleError(
-        f"{path}: is a link to {target}, outside of the bundle; replace it with a copy of the file", file=name
-    )
+    return not target.is_relative_to(root) and target.parent != _blobs_of(root)
 
 
-def blobs_of(folder: Path) -> Path | None:
+def require_inside(folder: Path, names: Iterable[str]) -> None:
+    """Raises CheckpointError for a file of a checkpoint's folder that `leads_out`: who wrote the folder could make the
+    contents of any file of this machine part of a model.
+    """
+    for name in names:
+        path = folder / name
+        if leads_out(path, folder):
+            raise CheckpointError(
+                f"{path}: is a link to {path.resolve()}, outside of the folder; if you trust it, replace it with a "
+                "copy of the file",
+                file=str(path),
+            )
+
+
+def _blobs_of(folder: Path) -> Path | None:
     """The folder with the files of a snapshot in Hugging Face's cache; None if ``folder`` is not in a snapshot.
 
     The folder of a snapshot is models--OWNER--NAME/snapshots/REVISION.

@@ -40,7 +40,7 @@ from ..ir.spec import (
     VisionSpec,
 )
 from ..ir.speech import CtcSpec, LanguageToken, SpeechSpec
-from ..ir.tasks import ClassifierSpec, EmbeddingSpec, PromptSpec, TransitionSpec
+from ..ir.tasks import ClassifierSpec, DecisionKindSpec, DecisionSpec, EmbeddingSpec, PromptSpec, TransitionSpec
 from ..ir.videos import ByCount, ByRate, BySeconds, FrameArea, FrameEdge, FrameVolume, VideoPrompt, VideoSpec
 from . import device_report, entries, manifest, probe
 from .check import DIMS
@@ -114,6 +114,8 @@ def typescript() -> str:
         PromptSpec,
         EmbeddingSpec,
         TransitionSpec,
+        DecisionKindSpec,
+        DecisionSpec,
         ClassifierSpec,
         LanguageToken,
         SpeechSpec,

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..given_file import read_given
 from ..runtime.errors import BundleError, OutputError, RequestError, ToolError, reason_of
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def read_private_key(file: Path, option: str) -> Ed25519PrivateKey:
 def read_key(file: Path, option: str) -> bytes:
     """Raises RequestError."""
     try:
-        return file.read_bytes()
+        return read_given(file)
     except OSError as error:
         raise RequestError(f"{option} {file}: cannot be read: {reason_of(error)}") from error
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from ..given_file import read_given_text
 from ..ir.expr import holds
 from ..runtime.errors import RequestError, reason_of
 from .entries import TuningEntry, VariantEntry
@@ -61,7 +62,7 @@ def check_tuning(
 
 def read_file(file: Path) -> TuningEntry:
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_given_text(file)
     except (OSError, ValueError) as error:
         raise RequestError(
             f"--tuning {file}: cannot be read: {reason_of(error)}; pass the output of engine.exportTuning()",

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..arch import by_model_type
 from ..formats.checkpoint import Checkpoint
+from ..given_file import MAX_DATA_BYTES, read_given_text
 from ..ir.graph import Parameter
 from ..ir.pages import PAGES
 from ..measure.quality import make_windows
@@ -83,7 +84,7 @@ def read_sample(checkpoint: Checkpoint, file: Path) -> Sample:
 def read_text(file: Path) -> str:
     """A calibration text. Raises RequestError for a file that cannot be read, or that is empty."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_given_text(file, MAX_DATA_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(
             f"--calibration {file}: cannot be read: {reason_of(error)}; pass a file of UTF-8 text"

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -39,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         call, given = parse(arguments)
         as_json = given.get("json") is True
         with ending_on_signals():
-            call.run(make_with_file(call.owner, given))
+            options = make_with_file(call.owner, given)
+            with options.config.naming_keys() if given.get("config") is not None else nullcontext():
+                call.run(options)
             sys.stdout.flush()
     except NearfarError as error:
         return report_error(error, as_json=as_json)

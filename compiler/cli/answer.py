@@ -18,6 +18,7 @@ from ..runtime.text.reasoning import Parts, Reasoning, ReasoningParser
 from ..runtime.text.stop_strings import StopAutomaton, StopStrings
 from ..runtime.text.text_stream import TextStream
 from ..runtime.text.tokenizer import Tokenizer
+from .output import new_console
 
 # What a terminal would obey instead of showing it, such as an escape sequence in the text of a model.
 _CONTROLS = dict.fromkeys((set(range(32)) | set(range(127, 160))) - {9, 10}, "\N{REPLACEMENT CHARACTER}")
@@ -97,7 +98,7 @@ class AnswerWriter:
     receives the answer alone.
     """
 
-    notes: Console = field(default_factory=lambda: Console(stderr=True, soft_wrap=True, highlight=False))
+    notes: Console = field(default_factory=lambda: new_console(stderr=True, soft_wrap=True, highlight=False))
     _reasons: bool = False
 
     def __call__(self, parts: Parts) -> None:
@@ -128,7 +129,7 @@ def print_speed(answer: Answer, more: str) -> None:
         *([f"{timings.tokens_per_second:.1f} tokens/s"] if timings.tokens_per_second else []),
         more,
     ]
-    Console(stderr=True, soft_wrap=True).print(escape(" · ".join(parts)), style="dim", highlight=False)
+    new_console(stderr=True, soft_wrap=True).print(escape(" · ".join(parts)), style="dim", highlight=False)
 
 
 def _harmless(text: str) -> str:

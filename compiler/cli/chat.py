@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from rich.console import Console
 from rich.text import Text
 
 from ..runtime.errors import RequestError
@@ -16,14 +15,14 @@ from ..store.model import StoredModel
 from .answer import AnswerWriter, print_speed
 from .chat_commands import Chat, run_command
 from .conversation import Conversation
-from .output import shown
+from .output import new_console, shown
 
 
 def converse(conversation: Conversation, title: str, stored: StoredModel | None = None) -> None:
     """Read messages from the terminal and answer them, until Ctrl-D or /bye. ``title`` says what answers, and
     ``stored`` is the model of the store that does, if one does.
     """
-    chat = Chat(conversation, Console(stderr=True, soft_wrap=True, highlight=False), stored)
+    chat = Chat(conversation, new_console(stderr=True, soft_wrap=True, highlight=False), stored)
     chat.notes.print(Text(conversation.model, style="bold").append(Text(f"  {title}", style="not bold dim")))
     chat.note("/help shows the commands, Ctrl-D ends the conversation\n")
     while not chat.ended:

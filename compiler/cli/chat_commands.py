@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..given_file import read_given
 from ..measure.report import quantization_of
-from ..nearest import did_you_mean
+from ..nearest import did_you_mean, with_advice
 from ..publish.licenses import license_of, stated
 from ..runtime.errors import NearfarError, RequestError, reason_of
 from ..runtime.images.decode import decode_image
@@ -162,8 +163,9 @@ def set_value(chat: Chat, argument: str) -> None:
         chat.reader.remembers = kind == "history"
         chat.note("lines are remembered" if chat.reader.remembers else "lines are not remembered from now on")
     else:
-        unknown = f"unknown setting {kind!r}{did_you_mean(kind, list(KINDS['/set'])) or ';'} " if kind else ""
-        raise RequestError(f"{unknown}/set {' | '.join(COMMANDS['/set'].kinds)}")
+        known = f"/set {' | '.join(COMMANDS['/set'].kinds)}"
+        meant = did_you_mean(kind, list(KINDS["/set"]))
+        raise RequestError(with_advice(f"unknown setting {kind!r}", meant, known) if kind else known)
 
 
 def set_parameter(chat: Chat, argument: str) -> None:
@@ -187,8 +189,9 @@ def set_parameter(chat: Chat, argument: str) -> None:
 
 def show(chat: Chat, argument: str) -> None:
     if argument not in SHOWN:
-        unknown = f"unknown kind {argument!r}{did_you_mean(argument, list(SHOWN)) or ';'} " if argument else ""
-        raise RequestError(f"{unknown}/show {' | '.join(SHOWN)}")
+        known = f"/show {' | '.join(SHOWN)}"
+        meant = did_you_mean(argument, list(SHOWN))
+        raise RequestError(with_advice(f"unknown kind {argument!r}", meant, known) if argument else known)
     SHOWN[argument](chat)
 
 
@@ -292,9 +295,7 @@ def image(chat: Chat, argument: str) -> None:
     if manifest.images is None or not manifest.sees:
         raise RequestError(f"{manifest.model} sees no pictures; use the bundle of a model that does")
     try:
-        if file.stat().st_size > MAX_IMAGE_BYTES:
-            raise RequestError(f"{file}: is larger than {MAX_IMAGE_BYTES >> 20} MiB")
-        data = file.read_bytes()
+        data = read_given(file, MAX_IMAGE_BYTES)
     except OSError as error:
         raise RequestError(f"{file}: cannot be read: {reason_of(error)}") from error
     try:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -14,7 +13,7 @@ from ..bundle.folder import Bundle, ExportBundle
 from ..measure.report import weight_bytes_of
 from ..runtime.errors import QuantizationError
 from .options import Quality
-from .output import print_json
+from .output import new_console, print_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class Comparison:
             texts = {"reference": options.reference, "text": str(options.text), "window": self.window}
             print_json({**texts, "bundles": self.entries})
             return
-        console = Console()
+        console = new_console()
         console.print(self.table)
         console.print(self.summary, highlight=False)
         for device in dict.fromkeys(self.devices):

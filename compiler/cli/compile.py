@@ -17,7 +17,7 @@ from ..pipeline.options import CompileOptions
 from ..runtime.errors import RequestError
 from .inspect import export_facts, facts
 from .options import Compile
-from .output import megabytes, print_json, print_note
+from .output import megabytes, new_console, print_json, print_note
 from .phases import PhaseClock, phase_table, phases_json, timed_phases, waiting
 from .program import path_word
 from .trial import Trial, find_trial
@@ -28,6 +28,7 @@ KINDS = {
     "embed": "an embedding model (embed)",
     "rerank": "a reranker, which scores pairs of a query and a passage (rerank)",
     "classify": "a classifier (classify)",
+    "decide": "a decision model, which answers typed questions (decide)",
     "transcribe": "a model that transcribes sound (transcribe)",
 }
 
@@ -58,7 +59,7 @@ def run(options: Compile) -> None:
         print_note(note)
     name, count = escape(path_word(str(options.output))), f", {kernels} kernels" if kernels else ""
     # A wrapped path cannot be copied.
-    console = Console(soft_wrap=True, highlight=False)
+    console = new_console(soft_wrap=True, highlight=False)
     console.print(f"[bold green]compiled[/] {name}  {megabytes(size)}{count}, {clock.total.seconds:.1f} s")
     console.print(f"{KINDS[bundle.manifest.task]}\n")
     print_phases(console, clock)
@@ -91,7 +92,7 @@ def show_dry_run(model: str, options: CompileOptions, *, as_json: bool) -> None:
         return
     for note in notes:
         print_note(note)
-    console = Console(highlight=False)
+    console = new_console(highlight=False)
     console.print(dry_run_table(result, spent, seconds))
     console.print("[bold]dry run:[/] nothing was written; sizes, memory and dispatches are exact")
 

@@ -26,7 +26,7 @@ from ..pipeline.compile import compile_model
 from ..pipeline.options import CompileOptions
 from ..runtime.errors import BundleError, RequestError
 from .options import Demo
-from .output import megabytes
+from .output import megabytes, new_console
 from .phases import phases, progress_bars
 from .program import program
 
@@ -45,7 +45,7 @@ class Prompt:
 
 def run(options: Demo) -> None:
     if options.list:
-        show_models(Console())
+        show_models(new_console())
         return
     if options.policy is not None and options.far is None:
         raise RequestError("--policy chooses between this device and a server; name the server with --far URL")
@@ -60,7 +60,7 @@ def run(options: Demo) -> None:
     # Before the demo models are compiled, which takes 20 seconds each.
     require_page()
     # Addresses and paths are not wrapped.
-    console = Console(soft_wrap=True)
+    console = new_console(soft_wrap=True)
     # The models that see and hear are asked besides the one that answers.
     alone = options.bundle is not None or len(options.prompt) > 0
     with tempfile.TemporaryDirectory(prefix="nearfar-") as name:

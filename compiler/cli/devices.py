@@ -9,15 +9,15 @@ from html import escape as xml
 from pathlib import Path
 
 from pydantic import ValidationError
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from ..bundle.device_report import REPORT_FORMAT, DeviceReport, PredictedDecode, PredictedFirstToken
 from ..bundle.new_folder import new_file
+from ..given_file import read_given
 from ..runtime.errors import RequestError, reason_of
 from .options import Devices
-from .output import megabytes, print_json, print_note
+from .output import megabytes, new_console, print_json, print_note
 
 # The prompt and the context of the table's columns, if a report has them; otherwise the nearest.
 PROMPT, CONTEXT = 256, 256
@@ -44,7 +44,9 @@ class Row:
 
 
 def run(options: Devices) -> None:
-    rows = read_reports(options.folder)
+    rows, unread = read_reports(options.folder)
+    for problem in unread:
+        print_note(f"left out: {problem}")
     if options.plot is not None:
         with new_file(options.plot, force=options.force) as file:
             file.write_text(plot(rows), encoding="utf-8")
@@ -52,7 +54,7 @@ def run(options: Devices) -> None:
         for row in rows:
             print_json(row.report.model_dump(mode="json"))
         return
-    console = Console()
+    console = new_console()
     console.print(table(rows))
     console.print(caption(), highlight=False)
     if options.plot is not None:
@@ -60,21 +62,32 @@ def run(options: Devices) -> None:
         print_note(f"{options.plot}: the predicted tokens per second, in {shown} of {len(rows)} reports")
 
 
-def read_reports(folder: Path) -> list[Row]:
-    """The reports of a folder's JSON files: by model, the fastest first. Raises RequestError for a folder without
-    reports, and for a file that is not a report.
+def read_reports(folder: Path) -> tuple[list[Row], list[str]]:
+    """The reports of a folder's JSON files: by model, the fastest first; and why others are none, because such files
+    come from strangers. Raises RequestError for a folder without any report.
     """
     if not folder.is_dir():
         raise RequestError(f"{folder}: is not a folder; give one with the reports that probe() returns")
-    rows = [Row(device_name(report), report) for report in map(read_report, sorted(folder.glob("*.json")))]
+    rows, unread = list[Row](), list[str]()
+    for file in sorted(folder.glob("*.json")):
+        try:
+            report = read_report(file)
+        except RequestError as error:
+            unread.append(error.message)
+        else:
+            rows.append(Row(device_name(report), report))
     if not rows:
-        raise RequestError(f"{folder}: has no .json files; save the reports there that probe() returns")
-    return sorted(rows, key=lambda row: (row.report.model, -(row.decode.tokens_per_second if row.decode else 0)))
+        raise RequestError(
+            unread[0] if unread else f"{folder}: has no .json files; save the reports there that probe() returns"
+        )
+    return sorted(
+        rows, key=lambda row: (row.report.model, -(row.decode.tokens_per_second if row.decode else 0))
+    ), unread
 
 
 def read_report(file: Path) -> DeviceReport:
     try:
-        return DeviceReport.model_validate_json(file.read_bytes(), strict=True)
+        return DeviceReport.model_validate_json(read_given(file), strict=True)
     except OSError as error:
         raise RequestError(f"{file}: cannot be read: {reason_of(error)}") from error
     except ValidationError as error:

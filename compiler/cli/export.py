@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rich.console import Console
 from rich.markup import escape
 
 from ..bundle.folder import ExportBundle, open_any
 from ..bundle.signature import read_trusted_keys
 from ..runtime.errors import RequestError
 from .options import Export
-from .output import megabytes, print_json, print_note
+from .output import megabytes, new_console, print_json, print_note
 from .phases import progress_bars
 from .program import path_word
 
@@ -56,7 +55,7 @@ def run(options: Export) -> None:
     for note in notes:
         print_note(note)
     listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    console = Console(soft_wrap=True, highlight=False)
+    console = new_console(soft_wrap=True, highlight=False)
     console.print(f"[bold green]exported[/] {escape(path_word(str(output)))}  {megabytes(size)}, tensors: {listed}")
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from .. import quant
@@ -23,7 +23,7 @@ from ..runtime.variant import stored_dtype
 from .model import refuse_ignore_key
 from .options import Inspect
 from .origin import add_origin, origin_json
-from .output import megabytes, print_json
+from .output import megabytes, new_console, print_json
 from .step_tables import all_steps, kernel_table, template_table
 
 # The memory that a target uses, if that is certain.
@@ -58,7 +58,7 @@ def run(options: Inspect) -> None:
             return
         table = export_facts(exported)
         add_origin(table, bundle.manifest.origin)
-        Console().print(table, files(exported))
+        new_console().print(table, files(exported))
         return
     report = make_report(bundle.manifest, context=options.context, activation=options.activation)
     record = read_record(bundle)
@@ -71,7 +71,7 @@ def run(options: Inspect) -> None:
         source = origin_json(bundle.manifest.origin)
         print_json({**report.to_json(), "step_variants": variants, "quality": quality, "origin": source})
         return
-    console = Console()
+    console = new_console()
     table = facts(report)
     if record is not None:
         table.add_row("quality", quality_facts(record))
@@ -106,11 +106,11 @@ def inspect_model(config: Path, options: Inspect) -> None:
     if options.json:
         print_json(report.to_json())
     else:
-        Console().print(facts(report))
+        new_console().print(facts(report))
 
 
 def facts(report: Report) -> Table:
-    table = Table(title=f"{report.model} for {report.target}", show_header=False, title_justify="left")
+    table = Table(title=escape(f"{report.model} for {report.target}"), show_header=False, title_justify="left")
     rows = shared_facts(report)
     formats = {
         name: each for name, each in report.weight_formats.items() if name != "f32" or report.quantization == "f32"
@@ -132,7 +132,7 @@ def facts(report: Report) -> Table:
         "dispatches": dispatches(report),
     }
     for name, value in rows.items():
-        table.add_row(name, value)
+        table.add_row(name, escape(value))
     return table
 
 
@@ -189,13 +189,13 @@ def prefix_facts(manifest: Manifest) -> str:
 
 def export_facts(report: ExportReport) -> Table:
     device = f", {report.device}" if report.device else ""
-    table = Table(title=f"{report.model} for {report.target}{device}", show_header=False, title_justify="left")
+    table = Table(title=escape(f"{report.model} for {report.target}{device}"), show_header=False, title_justify="left")
     rows = shared_facts(report)
     if report.group_size is not None:
         rows["quantization"] += f", groups of {report.group_size}"
     rows["memory"] += ", plus the framework's own memory"
     for name, value in rows.items():
-        table.add_row(name, value)
+        table.add_row(name, escape(value))
     return table
 
 
@@ -237,7 +237,7 @@ def files(report: ExportReport) -> Table:
     table.add_column("file")
     table.add_column("size", justify="right")
     for name, size in report.files.items():
-        table.add_row(name, megabytes(size))
+        table.add_row(escape(name), megabytes(size))
     return table
 
 

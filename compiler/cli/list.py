@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 from datetime import datetime
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from ..store.model import StoredModel
 from ..store.store import Store
 from .options import List
-from .output import megabytes, print_json
+from .output import megabytes, new_console, print_json
 from .program import program
 
 # Digits of a model's id.
@@ -43,7 +42,7 @@ def run(options: List) -> None:
             datetime.strftime(modified, "%Y-%m-%d %H:%M"),
             escape(model.parent or ""),
         )
-    Console(soft_wrap=True).print(table)
+    new_console(soft_wrap=True).print(table)
 
 
 def model_json(model: StoredModel) -> dict[str, object]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..bundle.manifest import Description
+from ..given_file import MAX_DATA_BYTES, MAX_MEDIA_BYTES, read_given
 from ..ir.images import ImageSpec
 from ..runtime.audio.prepared_sound import PreparedSound, prepare_sound
 from ..runtime.audio.sound import read_sound
@@ -82,7 +83,7 @@ def read_messages(file: Path, manifest: Description) -> Conversation:
 def read_json(file: Path, name: str) -> Any:
     """The content of a JSON file. Raises RequestError. ``name`` precedes the file in errors."""
     try:
-        return json.loads(file.read_bytes())
+        return json.loads(read_given(file, MAX_DATA_BYTES))
     except OSError as error:
         raise RequestError(f"{name}{file}: cannot be read: {reason_of(error)}") from error
     except (ValueError, RecursionError) as error:
@@ -173,6 +174,6 @@ def _bytes(folder: Path, url: str, what: str) -> bytes:
     if "://" in url:
         raise RequestError(f"{url[:80]!r} is not fetched; save the {what}, and write its path or a data: URL")
     try:
-        return (folder / url).read_bytes()
+        return read_given(folder / url, MAX_MEDIA_BYTES)
     except ValueError as error:
         raise RequestError(f"{url!r} is not a path") from error

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 
 from ..bundle.folder import Bundle, ExportBundle
@@ -18,7 +17,7 @@ from ..bundle.manifest import MANIFEST_FILE
 from ..bundle.signature import TrustedKey
 from ..demo import DEMOS
 from ..formats.hub import hub_model
-from ..nearest import did_you_mean, did_you_mean_folder
+from ..nearest import did_you_mean, did_you_mean_folder, with_advice
 from ..pipeline.target import check_machine, open_runner
 from ..runtime.errors import DeviceError, RequestError
 from ..runtime.runner import Limits, Runner
@@ -27,6 +26,7 @@ from ..store.names import StoreName, UnknownModel
 from ..store.opening import exists
 from ..store.sources import GGUF
 from ..store.store import Store
+from .output import new_console
 from .phases import phases, progress_bars
 
 # The server owns the cache. The compiler does not depend on the server, so it loads this module by name, as it does
@@ -62,7 +62,7 @@ def bundle_of(model: Path, ignore_keys: Sequence[str] = (), *, quiet: bool) -> t
         compiled = bool(bars.tasks)
     if compiled and not quiet:
         text = f"compiled {model} into the cache: {bundle}"
-        Console(stderr=True, soft_wrap=True).print(escape(text), style="dim", highlight=False)
+        new_console(stderr=True, soft_wrap=True).print(escape(text), style="dim", highlight=False)
     return bundle, True
 
 
@@ -71,13 +71,13 @@ def require_known(model: str, store: Store) -> None:
     if exists(model) or model.startswith((".", "/", "~")) or StoreName.parse_or_none(model) is None:
         return
     names = [*DEMOS, *(each.name for each in store.models())]
-    known = did_you_mean(model, names) or did_you_mean_folder(Path(model))
-    raise UnknownModel(
-        f"{model}: there is no such file or folder, and the store has no model of this name{known or ';'} nearfar list "
-        f"shows its models, and nearfar pull {'OWNER/NAME' if hub_model(model) is None else model} gets one from the "
-        "Hugging Face Hub",
-        param="model",
+    problem = f"{model}: there is no such file or folder, and the store has no model of this name"
+    advice = (
+        f"nearfar list shows its models, and nearfar pull {'OWNER/NAME' if hub_model(model) is None else model} gets "
+        "one from the Hugging Face Hub"
     )
+    known = did_you_mean(model, names) or did_you_mean_folder(Path(model))
+    raise UnknownModel(with_advice(problem, known, advice), param="model")
 
 
 def stored_of(model: Path) -> StoredModel | None:

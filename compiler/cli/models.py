@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
 
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ..measure.model_table import Model, model_table
@@ -14,7 +14,7 @@ from ..names import EXPORTS, TARGETS
 from ..nearest import did_you_mean
 from ..runtime.errors import RequestError
 from .options import Models
-from .output import megabytes, print_json
+from .output import megabytes, new_console, print_json
 
 COLUMNS = ("model", "params", "q4f16", "KV, 32k", "steps")
 
@@ -35,7 +35,7 @@ def run(options: Models) -> None:
     elif options.markdown:
         print(markdown(models))
     else:
-        Console().print(table(models))
+        new_console().print(table(models))
 
 
 def table(models: Sequence[Model]) -> Table:
@@ -44,9 +44,9 @@ def table(models: Sequence[Model]) -> Table:
     for column in (*COLUMNS, "exports"):
         rows.add_column(column, justify="left" if column in ("model", "exports") else "right", no_wrap=True)
     for family, members in groupby(models, key=lambda model: model.model_type):
-        rows.add_row(f"[bold]{family}")
+        rows.add_row(f"[bold]{escape(family)}")
         for model in members:
-            rows.add_row(f"  {model.name}", *cells(model), ", ".join(model.exports or ()))
+            rows.add_row(escape(f"  {model.name}"), *cells(model), ", ".join(model.exports or ()))
     return rows
 
 

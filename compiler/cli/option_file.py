@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..given_file import read_given_text
 from ..nearest import did_you_mean
 from ..options import Group, Option, OptionFile, declared
 from ..runtime.errors import RequestError, reason_of
@@ -32,8 +33,11 @@ def make_with_file(owner: type[Made], given: Mapping[str, Any]) -> Made:
         return make(owner, given)
     # argparse's value of places that were left empty is a list.
     from_line = {name: value for name, value in given.items() if value is not None and value != []}
-    from_line["config"] = OptionFile(path, partial(make_with_file, owner, given))
-    return make(owner, {**read_option_file(owner, path), **from_line})
+    from_file = {name: value for name, value in read_option_file(owner, path).items() if name not in from_line}
+    keys = {name: each.key for field, each in _options(owner) if field in from_file for name in each.names}
+    file = OptionFile(path, partial(make_with_file, owner, given), keys)
+    with file.naming_keys():
+        return make(owner, {**from_file, **from_line, "config": file})
 
 
 def read_option_file(owner: type, file: Path) -> dict[str, Any]:
@@ -43,7 +47,7 @@ def read_option_file(owner: type, file: Path) -> dict[str, Any]:
     import tomllib
 
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_given_text(file)
         table = tomllib.loads(text)
     except OSError as error:
         raise RequestError(f"--config {file}: cannot be read: {reason_of(error)}") from error

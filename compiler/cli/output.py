@@ -11,6 +11,11 @@ from rich.markup import escape
 from ..runtime.errors import NearfarError
 
 
+def new_console(*, stderr: bool = False, soft_wrap: bool = False, highlight: bool = True) -> Console:
+    """Every console of a command. Names with colons, such as "demo:zzz", are no emoji."""
+    return Console(stderr=stderr, soft_wrap=soft_wrap, highlight=highlight, emoji=False)
+
+
 def print_json(value: object) -> None:
     print(json.dumps(value, ensure_ascii=False))
 
@@ -19,12 +24,12 @@ def print_error(error: NearfarError, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"error": error.to_json()}, ensure_ascii=False, default=str), file=sys.stderr)
         return
-    console = Console(stderr=True, soft_wrap=True)
+    console = new_console(stderr=True, soft_wrap=True)
     console.print(f"[bold red]error:[/] {shown(error.message, lines=True)}")
 
 
 def print_note(text: str) -> None:
-    Console(stderr=True, soft_wrap=True).print(f"[bold yellow]note:[/] {shown(text, lines=True)}", highlight=False)
+    new_console(stderr=True, soft_wrap=True).print(f"[bold yellow]note:[/] {shown(text, lines=True)}", highlight=False)
 
 
 def megabytes(size_bytes: int) -> str:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from .output import new_console
 
 # The compiler's name of each phase and the name that users read, in order. The compiler reports all but the first.
 PHASES = {
@@ -99,7 +100,7 @@ def processor_seconds() -> float:
 @contextmanager
 def timed_phases(*, quiet: bool = False) -> Iterator[PhaseClock]:
     """A clock that shows its phases on standard error: as bars on a terminal, otherwise as one line per ended phase."""
-    if quiet or not Console(stderr=True).is_terminal:
+    if quiet or not new_console(stderr=True).is_terminal:
         clock = PhaseClock() if quiet else PhaseClock(ended=print_phase)
         yield clock
         clock.finish()
@@ -122,8 +123,9 @@ def progress_bars(*, quiet: bool = False, transient: bool = False) -> Iterator[P
 
     ``transient``: the bars disappear at the end.
     """
-    columns = (TextColumn(f"{{task.description:{NAME_WIDTH}}}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    bars = Progress(*columns, console=Console(stderr=True), disable=quiet, transient=transient)
+    name = TextColumn(f"{{task.description:{NAME_WIDTH}}}", markup=False)
+    columns = (name, BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    bars = Progress(*columns, console=new_console(stderr=True), disable=quiet, transient=transient)
     try:
         yield bars
     finally:

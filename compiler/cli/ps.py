@@ -9,13 +9,12 @@ import urllib.request
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from ..runtime.errors import RequestError, Unavailable, reason_of
 from .options import Ps
-from .output import megabytes, print_json
+from .output import megabytes, new_console, print_json
 
 TIMEOUT_S = 10.0
 MAX_BYTES = 1 << 20
@@ -36,7 +35,7 @@ def run(options: Ps) -> None:
             escape(str(model["name"])), megabytes(int(model["size"])), escape(str(model.get("device", ""))),
             unloads(model.get("expires_at")),
         )  # fmt: skip
-    Console(soft_wrap=True).print(table)
+    new_console(soft_wrap=True).print(table)
 
 
 def loaded_models(options: Ps) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
@@ -34,7 +33,7 @@ from ..publish.site import Published, SiteOptions, Source, require_name, site_na
 from ..runtime.errors import DeviceError, RequestError, ToolError
 from ..runtime.text.tokenizer import Tokenizer
 from .options import Publish
-from .output import megabytes, print_json, print_note
+from .output import megabytes, new_console, print_json, print_note
 from .phases import phases, progress_bars
 from .program import path_word
 from .quality import advance, candidate_of, read_text
@@ -114,7 +113,7 @@ def accept_terms(origin: OriginEntry | None, *, accepted: bool, may_ask: bool) -
             print_note(f"{stated(origin)}, accepted:\n{terms}")
         return
     if may_ask and sys.stdin.isatty():
-        Console(stderr=True, soft_wrap=True).print(escape(f"{stated(origin)}:\n{terms}"), highlight=False)
+        new_console(stderr=True, soft_wrap=True).print(escape(f"{stated(origin)}:\n{terms}"), highlight=False)
         if input("Publish under these terms? Type yes: ").strip().lower() == "yes":
             return
     raise RequestError(
@@ -216,7 +215,7 @@ def report(options: Publish, name: str, published: Published, uploaded: Uploaded
             {"name": name, "site": str(options.output), **model.model_dump(mode="json"), **sizes, "uploaded": sent}
         )
         return
-    console = Console(soft_wrap=True, highlight=False)
+    console = new_console(soft_wrap=True, highlight=False)
     kept = f", {megabytes(published.kept_bytes)} kept from the former version" if published.kept_bytes else ""
     console.print(f"[bold green]published[/] {escape(name)}  {megabytes(published.new_bytes)} written{kept}")
     for bundle in model.bundles:

@@ -6,7 +6,6 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, cast
 
-from rich.console import Console
 from rich.markup import escape
 
 from ..bundle.folder import open_any
@@ -19,7 +18,7 @@ from ..store.model import StoredModel
 from ..store.store import Store
 from .model import CACHE, catalog_models
 from .options import Pull
-from .output import megabytes, print_json
+from .output import megabytes, new_console, print_json
 from .phases import phases, progress_bars
 from .program import path_word, program
 
@@ -72,7 +71,7 @@ def pull_of_catalog(options: Pull, trust: Sequence[TrustedKey]) -> None:
         shown = {"bundle": str(options.output), "target": entry.target, "quantization": entry.quantization, **sizes}
         print_json({**shown, "license": license.model_dump()})
         return
-    console = Console(soft_wrap=True, highlight=False)
+    console = new_console(soft_wrap=True, highlight=False)
     kept = f", {megabytes(pulled.kept_bytes)} were here" if pulled.kept_bytes else ""
     where = escape(path_word(str(options.output)))
     console.print(f"[bold green]pulled[/] {where}  {megabytes(pulled.new_bytes)}{kept}")
@@ -87,7 +86,7 @@ def report(store: Store, model: StoredModel, *, as_json: bool) -> None:
     if as_json:
         print_json({"model": model.name, "digest": model.digest, "size_bytes": model.size_bytes})
         return
-    console = Console(soft_wrap=True, highlight=False)
+    console = new_console(soft_wrap=True, highlight=False)
     console.print(f"[bold green]pulled[/] {escape(model.name)}  {megabytes(model.size_bytes)}")
     target = open_any(store.path(model)).manifest.target if model.is_bundle else ""
     command = try_it(model.details.task, target, path_word(model.name))
@@ -115,5 +114,6 @@ def try_it(task: Task, target: str, bundle: str) -> str:
         "embed": f"run {bundle} 'Why is the sky blue?'",
         "rerank": f"run {bundle} 'colour of the sky' --passage 'The sky is blue.'",
         "classify": f"run {bundle} 'Why is the sky blue?'",
+        "decide": f"decide {bundle} 'Why is the sky blue?' --questions QUESTIONS.json",
         "transcribe": f"transcribe SOUND.wav {bundle}",
     }[task]

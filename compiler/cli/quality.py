@@ -22,6 +22,7 @@ from ..bundle.signature import TrustedKey, read_trusted_keys
 from ..formats import Checkpoint
 from ..formats.hub import hub_model
 from ..formats.ignored_keys import IgnoredKeys
+from ..given_file import MAX_DATA_BYTES, read_given_text
 from ..measure.checkpoint_reference import CheckpointReference
 from ..measure.quality import (
     DEFAULT_WINDOW,
@@ -129,7 +130,7 @@ def advance(bars: Progress, task: TaskID, done: int) -> None:
 
 def read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_given_text(path, MAX_DATA_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"--text {path}: cannot be read: {reason_of(error)}; pass a file of UTF-8 text") from error
 

@@ -13,6 +13,7 @@ from ..bundle.folder import Bundle, ExportBundle, open_any
 from ..bundle.manifest import GENERATE, Description, Manifest
 from ..bundle.signature import read_trusted_keys
 from ..formats.peft import read_adapter
+from ..given_file import MAX_MEDIA_BYTES, read_given
 from ..ir.sampling import DEFAULTS
 from ..measure.report import quantization_of
 from ..runtime.errors import RequestError
@@ -214,7 +215,7 @@ def decode_pictures(files: Sequence[Path], videos: Sequence[Path]) -> list[tuple
     for option, file in [*(("--image", file) for file in files), *(("--video", file) for file in videos)]:
         place = f"{option} {file}"
         try:
-            data = file.read_bytes()
+            data = read_given(file, MAX_MEDIA_BYTES)
             decoded.append((place, decode_image(data) if option == "--image" else open_video(data)))
         except OSError as error:
             raise RequestError(f"{place}: cannot be read: {error.strerror}") from error

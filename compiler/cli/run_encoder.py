@@ -41,6 +41,10 @@ def encode_text(
     if not text or passage == "":
         raise RequestError(f"the {'passage' if text else 'text'} is empty; give at least one character")
     limit, classifier = manifest.context if truncate else sys.maxsize, manifest.classifier
+    if classifier is not None and classifier.decision is not None:
+        raise RequestError(
+            f"{manifest.model} answers typed questions and generates no text; ask it with nearfar decide"
+        )
     if passage is not None:
         if classifier is None or classifier.per_token:
             raise RequestError(f"--passage: {manifest.model} scores no pairs of texts; remove the option")

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from rich.console import Console
 from rich.markup import escape
 
 from ..bundle.folder import open_any
@@ -22,7 +21,7 @@ from ..runtime.text.tokenizer import Tokenizer
 from .messages import read_messages
 from .model import open_command_runner
 from .options import Score
-from .output import print_json
+from .output import new_console, print_json
 from .phases import progress_bars
 
 
@@ -61,7 +60,7 @@ def run(options: Score) -> None:
         described = {"output": str(options.output), "shape": list(logits.shape), "device": runner.device}
         print_json({**described, "prompt_token_ids": list(token_ids)})
     else:
-        Console(soft_wrap=True).print(
+        new_console(soft_wrap=True).print(
             f"wrote {escape(str(options.output))}  float32 {logits.shape}, {escape(runner.device)}", highlight=False
         )
 

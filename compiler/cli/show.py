@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -13,7 +12,7 @@ from ..store.model import Demo, Files, StoredModel
 from ..store.store import Store
 from .list import ID_DIGITS, model_json
 from .options import Show
-from .output import megabytes, print_json
+from .output import megabytes, new_console, print_json
 
 
 def run(options: Show) -> None:
@@ -33,7 +32,7 @@ def run(options: Show) -> None:
     table.add_column(overflow="fold")
     for name, text in rows(model, path, bundles):
         table.add_row(f"[dim]{name}[/]", escape(text))
-    Console(soft_wrap=True, highlight=False).print(table)
+    new_console(soft_wrap=True, highlight=False).print(table)
 
 
 def rows(model: StoredModel, path: Path, bundles: list[Path]) -> list[tuple[str, str]]:

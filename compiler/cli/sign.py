@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.markup import escape
 
 from ..bundle.folder import open_any
@@ -10,7 +9,7 @@ from ..bundle.manifest import MANIFEST_FILE
 from ..bundle.signature import SIGNATURE_FILE, new_key, sign
 from ..runtime.errors import RequestError
 from .options import Sign
-from .output import print_json
+from .output import new_console, print_json
 
 
 def run(options: Sign) -> None:
@@ -30,4 +29,4 @@ def run(options: Sign) -> None:
     if options.json:
         print_json({"key": key})
     else:
-        Console().print(escape(done), soft_wrap=True)
+        new_console().print(escape(done), soft_wrap=True)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from ..bundle.entries import StepEntry
@@ -33,7 +34,7 @@ def template_table(manifest: Manifest) -> Table:
         )
         steps[op, first, ", ".join(f"{number} x {each}" for each, number in Counter(others).items())] += count
     for (op, first, rest), count in steps.items():
-        table.add_row(op, str(count), first, rest)
+        table.add_row(op, str(count), escape(first), escape(rest))
     return table
 
 
@@ -46,7 +47,7 @@ def kernel_table(manifest: Manifest) -> Table:
         lines = (
             " + ".join(f"{kernel} {differences[kernel]}".rstrip() for kernel in variant.kernels) for variant in variants
         )
-        table.add_row(op, str(count), "\n".join(dict.fromkeys(lines)))
+        table.add_row(op, str(count), escape("\n".join(dict.fromkeys(lines))))
     return table
 
 

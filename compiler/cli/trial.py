@@ -52,6 +52,10 @@ def find_trial(bundle: Bundle | ExportBundle) -> Trial:
         if reason is None and find_spec("fastapi") is not None:
             return Trial(f"{program()} serve {name}")
         return Trial(look, reason or "the bundle makes embeddings; to serve it, run: pip install 'nearfar[serve]'")
+    if bundle.manifest.task == "decide":
+        return Trial(
+            f"{program()} decide {name} {PROMPT} --questions QUESTIONS.json" if reason is None else look, reason
+        )
     if bundle.manifest.classifier is not None:
         passage = f" --passage {PASSAGE}" if bundle.manifest.task == "rerank" else ""
         return Trial(f"{program()} run {name} {PROMPT}{passage}" if reason is None else look, reason)

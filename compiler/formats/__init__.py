@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
+from ..bundle.file_name import require_inside
 from ..nearest import did_you_mean_folder
 from ..runtime.errors import CheckpointError
 from .checkpoint import Checkpoint, Tensor
@@ -78,6 +79,7 @@ def _open(path: Path, ignore_keys: Collection[str], *, text_only: bool) -> Check
     from .origin import origin_of_folder
 
     if path.is_dir():
+        _require_own_texts(path)
         if (path / CONFIG_FILE).is_file() and not (path / "config.json").is_file():
             return replace(open_mlc(path, ignore_keys), origin=origin_of_folder(path))
         files = [] if (path / "config.json").is_file() else [file.name for file in path.glob("*.[gG][gG][uU][fF]")]
@@ -90,6 +92,16 @@ def _open(path: Path, ignore_keys: Collection[str], *, text_only: bool) -> Check
         f"{path}: is a file; pass a .gguf file, or the folder that contains config.json and model.safetensors",
         model=str(path),
     )
+
+
+def _require_own_texts(path: Path) -> None:
+    """Raise CheckpointError for a link out of the folder in place of a text, which would become part of the bundle. Of
+    a file of weights, only its numbers do.
+    """
+    from .hub import wanted_files
+
+    names = wanted_files([each.relative_to(path).as_posix() for each in (*path.glob("*"), *path.glob("*/*"))])
+    require_inside(path, [name for name in names if not name.endswith((".safetensors", ".bin"))])
 
 
 def _require_utf8(model: str, path: str) -> None:

@@ -26,10 +26,10 @@ def read_chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
     chat_template.json, which only transformers' processors read. If a source has several templates, "default" is used,
     or "tool_use" if a request has tools. Raises CheckpointError.
     """
-    templates = {file.stem: _read_text(file) for file in sorted((path / NAMED_TEMPLATES).glob("*.jinja"))}
+    templates = {file.stem: read_text(file) for file in sorted((path / NAMED_TEMPLATES).glob("*.jinja"))}
     main = path / "chat_template.jinja"
     if main.exists():
-        templates["default"] = _read_text(main)
+        templates["default"] = read_text(main)
     if templates:
         return _choose(main, templates)
     if config.get("chat_template") is not None:
@@ -69,7 +69,7 @@ def _choose(where: Path, templates: Mapping[str, str]) -> str:
     return _IF_TOOLS + tool_use + _ELSE + default + _END
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

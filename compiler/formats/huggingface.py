@@ -34,6 +34,7 @@ from . import (
 from .checkpoint import ActivationScales, Checkpoint, Tensor
 from .classifier import read_classifier, with_transitions
 from .config import ConfigReader, require_skippable
+from .decision_head import head_tensors, read_decision_head, with_decisions, with_prompts
 from .decoder_tensors import decoder_tensors
 from .distance_tensors import with_distance_tensors
 from .encoder_tensors import dense_tensors, encoder_tensors, encoder_tokenizer
@@ -93,8 +94,6 @@ SPEECH: Mapping[str, Callable[[Path, ModelSpec], SpeechSpec]] = {
     "whisper": whisper_files.read_speech,
 }
 
-# Of transformers' JevConfig: a checkpoint of a decision model is a plain one beside which these lie.
-DECISION_HEADS = ("judge_config.json", "decision_config.json", "head.safetensors", "readout.safetensors")
 QUANTIZATION_KEYS = ("quantization_config", mlx_quant.SECTION)
 
 # A name that contains a folder could lead anywhere on this machine.
@@ -109,16 +108,19 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = (), *, text_only:
     compile, RequestError for a key of config.json that cannot be ignored.
     """
     spec, quantization = _read_spec(path, ignore_keys)
+    decision = read_decision_head(path, read_json_object(path / "config.json"))
     encoder = encoder_of(spec.model_type)
+    if decision is not None:
+        spec = with_decisions(path, spec, decision)
     if encoder is not None:
         return _open_encoder(path, spec, encoder)
     if spec.conformer is not None:
         return _open_ctc(path, spec)
-    vectors = read_sentence_transformer(path, spec.row_size)
+    vectors = None if decision is not None else read_sentence_transformer(path, spec.row_size)
     embedding = None if vectors is None else vectors.embedding
     config = with_activation(path, _text_config(path / "config.json", ignore_keys))
     classifier = read_classifier(config, str(path / "config.json"), "last_token") if vectors is None else None
-    classifier = with_transitions(classifier, path)
+    classifier = with_transitions(classifier, path) if decision is None else decision.classifier()
     speech = None if spec.audio is None else SPEECH[spec.model_type](path, spec)
     makes_text = embedding is None and classifier is None
     if makes_text and not spec.causal:
@@ -147,6 +149,8 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = (), *, text_only:
         tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
         activation_scales = {f"model.{module}": scales for module, scales in activation_scales.items()}
     tensors = with_matrices(transformers_tensors(tensors, spec, str(path)), spec.model_type)
+    if decision is not None:
+        tensors = head_tensors(path, tensors, decision, spec.row_size)
     require_sizes(path / "config.json", spec, tensors)
     spec, tensors = choose_draft_heads(path, spec, tensors, notes, makes_text=makes_text)
     if makes_text and spec.tie_word_embeddings:
@@ -156,6 +160,8 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = (), *, text_only:
     if vectors is not None:
         tokenizer = encoder_tokenizer(tokenizer, lowercases=vectors.lowercases)
         tensors = {**tensors, **dense_tensors(path, vectors.dense_folders)}
+    if decision is not None:
+        tokenizer = with_prompts(path, decision, tokenizer)
     images, sounds = None, None
     if tower is not None:
         images, vision, tokenizer = tower.read_images(tokenizer, notes)
@@ -251,13 +257,6 @@ def _read_spec(path: Path, ignore_keys: Collection[str]) -> tuple[ModelSpec, Qua
             raise _bad(path, "contains a LoRA adapter, not a model; merge it into its base model and save that")
         _refuse_a_bundle(path)
         raise _bad(path, "has no config.json; pass a folder that transformers' save_pretrained wrote")
-    head = next((name for name in DECISION_HEADS if (path / name).is_file()), None)
-    if head is not None:
-        raise UnsupportedModel(
-            f"{path}: has a decision head beside its model ({head}, as JEV's), which does not compile; compile the "
-            "model that it reads from a folder of its own, and ask that with /v1/decide",
-            model_type="jev",
-        )
     spec, quantization = _read_config(config_path, ignore_keys)
     generation_path = path / "generation_config.json"
     if not generation_path.is_file():

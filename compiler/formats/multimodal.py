@@ -18,8 +18,8 @@ from .harmless_keys import HARMLESS_KEYS
 # Outer model_types whose text model is a decoder of its own.
 MODEL_TYPES = (
     "aya_vision", "cohere2_vision", "embedding_gemma2", "gemma3", "gemma4", "gemma4_unified", "idefics3", "internvl",
-    "lfm2_vl", "llava", "llava_next", "llava_onevision", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_vl",
-    "smolvlm", "voxtral",
+    "jev", "lfm2_vl", "llava", "llava_next", "llava_onevision", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_5",
+    "qwen3_vl", "smolvlm", "voxtral",
 )  # fmt: skip
 # Those whose first versions have the text model's keys beside those of images, without 'text_config'.
 FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
@@ -37,12 +37,12 @@ OUTER_KEYS = HARMLESS_KEYS | {
     "downsample_ratio", "encoder_patch_size", "eoa_token_id", "eoa_token_index", "eoi_token_id", "eoi_token_index",
     "hidden_size", "ignore_index", "image_grid_pinpoints", "image_seq_len", "image_seq_length", "image_token_id",
     "image_token_index", "max_image_tokens", "max_num_patches", "max_pixels_tolerance", "max_tiles", "min_image_tokens",
-    "min_tiles", "mm_tokens_per_image", "model_type", "multimodal_projector_bias", "projector_bias",
-    "projector_hidden_act", "projector_hidden_size", "projector_use_layernorm", "scale_factor", "spatial_merge_size",
-    "tile_size", "use_image_newline_parameter", "use_image_special_tokens", "use_thumbnail", "video_token_id",
-    "video_token_index", "vision_aspect_ratio", "vision_config", "vision_end_token_id", "vision_feature_layer",
-    "vision_feature_select_strategy", "vision_soft_tokens_per_image", "vision_start_token_id", "vision_token_id",
-    "vocab_size",
+    "min_tiles", "mm_tokens_per_image", "model_type", "multimodal_projector_bias", "num_verbalizers", "offsets",
+    "projector_bias", "projector_hidden_act", "projector_hidden_size", "projector_use_layernorm", "scale_factor",
+    "softcap", "spatial_merge_size", "tile_size", "use_image_newline_parameter", "use_image_special_tokens",
+    "use_thumbnail", "video_token_id", "video_token_index", "vision_aspect_ratio", "vision_config",
+    "vision_end_token_id", "vision_feature_layer", "vision_feature_select_strategy", "vision_soft_tokens_per_image",
+    "vision_start_token_id", "vision_token_id", "vocab_size",
 }  # fmt: skip
 # Keys of text models inside SmolVLM and Idefics 3, and inside Gemma 3 in folders of MLX, that concern the images.
 IMAGE_KEYS = ("mm_tokens_per_image", "perceiver_config", "pixel_shuffle_factor")
@@ -84,6 +84,9 @@ def text_values(values: Mapping[str, Any], where: str, skipped: Collection[str] 
             text["tie_word_embeddings"] = values["tie_word_embeddings"]
         config.ignore(*SHARED_KEYS, "tie_word_embeddings")
         config.finish(OUTER_KEYS)
+        # The text model of a decision model may be inside a model of images.
+        inner = text_values(text, f"{where}: text_config", skipped)
+        text = text if inner is None else inner
     elif model_type in FLAT:
         own = OUTER_KEYS - {"dtype", "hidden_size", "torch_dtype", "vocab_size"}
         text = {key: value for key, value in values.items() if key not in own}

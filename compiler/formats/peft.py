@@ -27,15 +27,19 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # A pattern of PEFT that is the name of modules, or the end of one: no other regular expression is supported.
 MODULE_NAME = re.compile(r"(?P<whole>\^?)(?P<name>\w+(?:\\?\.\w+)*)", re.ASCII)
 TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<letter>[AB])\.weight")
-# Keys that can change the mathematics, and the values with which they do not.
+# Keys that say how an adapter was trained and which modules it has, beside those that are read.
+KNOWN = {
+    *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "task_type", "auto_mapping"),
+    *("peft_version", "base_model_name_or_path", "revision", "inference_mode", "target_modules", "exclude_modules"),
+    *("layers_to_transform", "layers_pattern", "lora_dropout", "megatron_config", "megatron_core", "loftq_config"),
+    *("eva_config", "corda_config", "lora_ga_config", "velora_config", "qalora_group_size", "ensure_weight_tying"),
+    "runtime_config",
+}
+# Values of other keys that leave the mathematics as they are. Ways to initialize that are not listed, such as PiSSA's,
+# change the weights of the model, to which PEFT adds the matrices.
 PLAIN: dict[str, tuple[Any, ...]] = {
-    "use_dora": (False, None),
-    "fan_in_fan_out": (False, None),
-    "lora_bias": (False, None),
-    "bias": ("none", None),
-    "modules_to_save": (None, []),
-    "layer_replication": (None, []),
-    "trainable_token_indices": (None, [], {}),
+    "bias": ("none",),
+    "init_lora_weights": (True, "gaussian", "eva", "orthogonal", "mica"),
 }
 
 
@@ -123,9 +127,12 @@ def read_config(folder: Path) -> AdapterConfig:
     config = read_json_object(file)
     if config.get("peft_type") != "LORA":
         raise UnsupportedModel(f"{file}: peft_type is {config.get('peft_type')!r}; supported: LORA")
-    for key, plain in PLAIN.items():
-        if config.get(key) not in plain:
-            raise UnsupportedModel(f"{file}: {key} {config[key]!r} is not supported; train the adapter without it")
+    for key, value in config.items():
+        if value and key not in KNOWN and value not in PLAIN.get(key, ()):
+            raise UnsupportedModel(
+                f"{file}: {key} {value!r} is not supported; train the adapter without it, or merge it into its model "
+                "with PEFT's merge_and_unload"
+            )
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
         raise CheckpointError(f"{file}: r {rank!r} and lora_alpha {alpha!r} must be numbers, r at least 1")

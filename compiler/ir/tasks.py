@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from .expr import Count, Natural
+from .expr import Count, Natural, Positive
 from .speech import CtcSpec, SpeechSpec
 
 # What a model does: it continues a text, or makes a vector of it, or scores its relevance to another, or its labels; or
-# it transcribes sound.
-Task = Literal["generate", "embed", "rerank", "classify", "transcribe"]
+# it answers typed questions by scores of its own; or it transcribes sound.
+Task = Literal["generate", "embed", "rerank", "classify", "decide", "transcribe"]
+QuestionKind = Literal["choice", "yes_no", "score"]
 Pooling = Literal["last_token", "mean", "cls", "max", "mean_sqrt_len"]
 
 
@@ -75,6 +76,31 @@ class TransitionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class DecisionKindSpec:
+    """The options of a kind of question: the scores from ``first`` on are theirs, in their order. ``labels`` are their
+    names in the prompt, at least as many as a question may have options. The softmax of score / ``temperature`` makes
+    probabilities.
+    """
+
+    kind: QuestionKind
+    first: Natural
+    labels: tuple[str, ...]
+    temperature: Positive
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionSpec:
+    """How a model with a decision head answers typed questions (`web/src/shared/questions/head.ts`): its chat template
+    writes a prompt for each, whose last token has the scores. ``yes_first``: whether "true" precedes "false" in the
+    options of a question of yes or no. ``softcap``: scores are softcap * tanh(score / softcap).
+    """
+
+    kinds: tuple[DecisionKindSpec, ...]
+    yes_first: bool
+    softcap: Positive | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ClassifierSpec:
     """The scores of a classifier: one number for each of ``labels``, of a text, or with ``per_token`` of each of its
     tokens. ``activation`` makes probabilities of the scores. With ``transitions``, the labels of tokens form spans
@@ -85,6 +111,7 @@ class ClassifierSpec:
     pairs; None for others. ``pooling`` makes the row of a text, before the head's dense layers, or with ``pools_late``
     after them. ``template`` is the text of a pair, with {instruction},
     {query} and {document}; None if the tokenizer joins the two texts. ``instruction`` is the default one.
+    ``decision``: its scores answer typed questions and nothing else.
     """
 
     labels: tuple[str, ...]
@@ -96,6 +123,7 @@ class ClassifierSpec:
     template: str | None = None
     instruction: str | None = None
     transitions: TransitionSpec | None = None
+    decision: DecisionSpec | None = None
 
 
 def forms_spans(labels: Sequence[str]) -> bool:
@@ -115,4 +143,6 @@ def task_of(spec: EmbeddingSpec | ClassifierSpec | SpeechSpec | CtcSpec | None) 
         return "transcribe"
     if isinstance(spec, EmbeddingSpec):
         return "embed"
+    if spec.decision is not None:
+        return "decide"
     return "classify" if spec.relevance is None else "rerank"

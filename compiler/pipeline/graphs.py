@@ -32,6 +32,7 @@ TOWERS = (VISION, HEARING)
 EIGHT_BITS, FOUR_BITS = "q8f16", "q4f16"
 # A classifier on a decoder.
 HEAD = HeadLayout(classifier="score", classifier_bias=False, token_classifier="score")
+DECISION_HEAD = replace(HEAD, classifier_bias=True)
 
 
 def graphs_of(checkpoint: Checkpoint, context: int, *, page_size: int = PAGE_SIZE) -> dict[str, Graph]:
@@ -76,7 +77,9 @@ def graphs_of(checkpoint: Checkpoint, context: int, *, page_size: int = PAGE_SIZ
     unpaged = None if spec.rope.query_beta else drop_pages(paged, causal=spec.causal, form_of=stored_form(checkpoint))
     if unpaged is not None:
         rows = unpaged.outputs[ROWS]
-        return {name: finish(EncoderGraph(spec, context, graph=unpaged), rows, task, HEAD)}
+        decides = isinstance(task, ClassifierSpec) and task.decision is not None
+        head = DECISION_HEAD if decides else HEAD
+        return {name: finish(EncoderGraph(spec, context, graph=unpaged), rows, task, head)}
     require_last_token(checkpoint, task)
     return {name: paged}
 

@@ -20,11 +20,12 @@ import numpy as np
 from ..bundle.entries import BufferEntry, PrefixEntry
 from ..bundle.manifest import GENERATE, Manifest
 from ..formats.checkpoint import Checkpoint
+from ..given_file import MAX_DATA_BYTES, read_given_text
 from ..ir.pages import PAGE_DIMS, STATES, WINDOW_PAGES
 from ..ir.plan import Plan
 from ..quant.base import Array
 from ..runtime.batch import DERIVED_INPUTS, Chunk, make_batch
-from ..runtime.errors import RequestError
+from ..runtime.errors import RequestError, reason_of
 from ..runtime.graph_walk import Execution, walk
 from ..runtime.page_groups import live_pages, pages_bytes, windows_of_groups
 from ..runtime.text.chat_template import ChatTemplate
@@ -83,9 +84,9 @@ def shipped_dtypes(activations: Sequence[str]) -> list[Dtype]:
 
 def read_text(where: str, file: Path) -> str:
     try:
-        return file.read_text("utf-8")
+        return read_given_text(file, MAX_DATA_BYTES)
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{where}: cannot be read: {error}; name a text file in UTF-8") from error
+        raise RequestError(f"{where}: cannot be read: {reason_of(error)}; name a text file in UTF-8") from error
 
 
 def shared_tokens(where: str, text: str, files: TokenizerFiles) -> list[int]:

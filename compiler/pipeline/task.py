@@ -12,6 +12,7 @@ DOES = {
     "embed": "makes embeddings",
     "rerank": "scores pairs of a query and a passage",
     "classify": "scores the labels of a text or of its tokens",
+    "decide": "answers typed questions",
     "transcribe": "transcribes sound",
 }
 

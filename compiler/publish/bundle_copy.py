@@ -20,6 +20,7 @@ from typing import Any
 from ..bundle.folder import Bundle, ExportBundle, open_any
 from ..bundle.manifest import MANIFEST_FILE
 from ..bundle.signature import SIGNATURE_FILE, sign
+from ..runtime.errors import RequestError
 
 # Digits of a hash in a name.
 HASH_DIGITS = 12
@@ -45,10 +46,16 @@ def copy_bundle(
     """Copy a bundle, whose hashes were verified, to a new folder; ``former`` has an earlier version of it, of which
     equal files are linked. ``move``: the bundle's own files may be moved.
 
-    Raises OSError, and what signing raises.
+    Raises OSError, what signing raises, and RequestError if only the earlier version is signed.
     """
     data = (bundle.path / MANIFEST_FILE).read_bytes()
     signature = bundle.path / SIGNATURE_FILE
+    if key is None and not signature.is_file() and former is not None and (former / SIGNATURE_FILE).is_file():
+        # Whoever trusts only this key could not load the new version.
+        raise RequestError(
+            f"{former}: is signed by {signer_of(former)}, and the new version would not be; pass --key, or remove the "
+            f"folder's {SIGNATURE_FILE} first"
+        )
     keeps_names = isinstance(bundle, ExportBundle) or (signature.is_file() and key is None)
     names = {} if keeps_names else new_names(bundle)
     if names:

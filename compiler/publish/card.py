@@ -25,6 +25,7 @@ PIPELINES: Mapping[Task, str] = {
     "embed": "feature-extraction",
     "rerank": "text-ranking",
     "classify": "text-classification",
+    "decide": "text-classification",
     "transcribe": "automatic-speech-recognition",
 }
 WORDS: Mapping[Kind, str] = {

@@ -81,6 +81,7 @@ CALLS: Mapping[Task, str] = {
     "embed": 'console.log(await engine.embeddings.create({ input: "Why is the sky blue?" }));',
     "rerank": 'console.log(await engine.rerank({ query: "colour of the sky", documents: ["Blue.", "It is late."] }));',
     "classify": 'console.log(await engine.classify({ input: "Why is the sky blue?" }));',
+    "decide": 'console.log(await engine.decide("dim the lights", { on: { type: "yes_no", question: "Is it on?" } }));',
     "transcribe": 'console.log(await engine.transcribe(await (await fetch("speech.wav")).blob()));',
 }
 

@@ -13,7 +13,7 @@ from ..bundle.folder import Bundle, ExportBundle, open_any
 from ..bundle.manifest import MANIFEST_FILE, Manifest
 from ..formats.checkpoint import Checkpoint, DequantizedMatrix, StoredMatrix
 from ..ir.expr import Natural
-from ..ir.tasks import Task
+from ..ir.tasks import Task, task_of
 from ..publish.licenses import stated
 
 
@@ -32,6 +32,11 @@ class Details(Entry):
     sees: bool
     template: str | None
     license: str | None
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether a checkpoint's weights are; those of floats have the name of their dtype."""
+        return self.quantization not in ("F32", "F16", "BF16")
 
 
 def describe(path: Path, ignore_keys: Collection[str] = ()) -> Details:
@@ -66,13 +71,6 @@ def _of_checkpoint(checkpoint: Checkpoint) -> Details:
     for tensor in tensors:
         sizes[tensor.dtype] += math.prod(tensor.shape)
     quantized = any(isinstance(tensor, StoredMatrix | DequantizedMatrix) for tensor in tensors)
-    task: Task = "generate"
-    if checkpoint.embedding is not None:
-        task = "embed"
-    elif checkpoint.classifier is not None:
-        task = "classify"
-    elif checkpoint.task is not None:
-        task = "transcribe"
     return Details(
         format="gguf" if checkpoint.path.is_file() else "safetensors",
         family=checkpoint.spec.model_type,
@@ -82,7 +80,7 @@ def _of_checkpoint(checkpoint: Checkpoint) -> Details:
         else sizes.most_common(1)[0][0],
         context=checkpoint.spec.max_position_embeddings,
         embedding_size=checkpoint.spec.hidden_size,
-        task=task,
+        task=task_of(checkpoint.task),
         sees=checkpoint.images is not None,
         template=checkpoint.tokenizer.chat_template,
         license=None if checkpoint.origin is None else stated(checkpoint.origin),

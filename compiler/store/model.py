@@ -14,6 +14,8 @@ from pydantic import Field, StringConstraints, ValidationError, field_serializer
 from ..bundle.entries import Entry, FileName, Sha256
 from ..bundle.manifest import MANIFEST_FILE
 from ..ir.expr import Natural
+from ..names import GGUF_QUANTIZATIONS, QUANTIZATIONS
+from ..nearest import did_you_mean
 from ..runtime.errors import CheckpointError, RequestError
 from .details import Details
 from .names import StoreName
@@ -167,6 +169,49 @@ class Changes:
     adapter: Path | None = None
     license: tuple[str, ...] = ()
     quantization: str | None = None
+
+
+def quantization_of(name: str) -> str:
+    """The format with this name, which may be that of a GGUF file, as clients of Ollama name it. Raises
+    RequestError.
+    """
+    found = name if name in QUANTIZATIONS else GGUF_QUANTIZATIONS.get(name.lower())
+    if found is None:
+        raise unknown_quantization(name)
+    return found
+
+
+def unknown_quantization(name: str, where: str = "") -> RequestError:
+    others = [f"{theirs.upper()} for {ours}" for theirs, ours in GGUF_QUANTIZATIONS.items() if theirs != ours]
+    return RequestError(
+        f"{where}the quantization {name[:40]!r} is not known{did_you_mean(name, QUANTIZATIONS) or ';'} known: "
+        f"{', '.join(QUANTIZATIONS)}, and {' and '.join(others)}",
+        param="quantize",
+    )
+
+
+def require_possible(model: StoredModel) -> None:
+    """Raises RequestError for a quantization or a context that the model's files cannot have, so that it is refused
+    before any request needs it.
+    """
+    details, context = model.details, model.parameters.num_ctx
+    if context is not None and context > details.context:
+        raise RequestError(
+            f"{model.name}: num_ctx is {context}, but the model's context is {details.context} tokens; give at most "
+            "that",
+            param="num_ctx",
+        )
+    if model.quantization is None:
+        return
+    if model.quantization not in QUANTIZATIONS:
+        raise unknown_quantization(model.quantization, f"{model.name}: ")
+    if details.format == "bundle" or details.is_quantized:
+        state = "are compiled already" if details.format == "bundle" else "are quantized already"
+        raise RequestError(
+            f"{model.name}: the quantization {model.quantization} is not possible, because the weights {state} "
+            f"({details.quantization}); leave it out, or begin with the original model",
+            param="quantize",
+        )
 
 
 def now() -> str:

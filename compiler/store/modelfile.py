@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
+from ..bundle.file_name import leads_out
+from ..given_file import read_given
 from ..nearest import did_you_mean
 from ..runtime.errors import CheckpointError, RequestError, reason_of
 from ..runtime.text.chat_template import ChatTemplate
@@ -76,8 +78,7 @@ def read_modelfile_file(path: Path) -> Modelfile:
     try:
         if not path.is_file():
             raise RequestError(f"{path}: is not a file; name a Modelfile with -f")
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+        content = read_given(path, MAX_BYTES)
     except OSError as error:
         raise RequestError(f"{path}: cannot be read: {reason_of(error)}") from error
     return read_modelfile(content, path.parent, str(path))
@@ -258,7 +259,7 @@ class _Reader:
             root = self.folder.resolve()
             path = root / given
             for each in _with_files(path):
-                if not each.resolve().is_relative_to(root):
+                if leads_out(each, root):
                     self.refuse(
                         line,
                         f"{command}: {each} leads out of the Modelfile's folder to {each.resolve()}; if you trust this "

@@ -12,7 +12,7 @@ from annotated_types import Interval
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ..ir.sampling import WORD, FrequencyPenalty, MinP, PresencePenalty, RepetitionPenalty, Temperature, TopP
-from ..nearest import did_you_mean
+from ..nearest import did_you_mean, with_advice
 from ..runtime.errors import RequestError
 
 # Parameters that we do not have, and what to do instead.
@@ -151,6 +151,6 @@ def _refusal(error: ValidationError, where: str) -> RequestError:
     if first["type"] == "extra_forbidden":
         advice = ADVICE.get(name) or f"known: {', '.join(Parameters.model_fields)}"
         proposal = "" if name in ADVICE else did_you_mean(name, list(Parameters.model_fields))
-        return RequestError(f"{shown} is not a parameter here{proposal or ';'} {advice}", param=param)
+        return RequestError(with_advice(f"{shown} is not a parameter here", proposal, advice), param=param)
     message = first["msg"].removeprefix("Value error, ")
     return RequestError(f"{shown}: {message[:1].lower()}{message[1:]}", param=param)

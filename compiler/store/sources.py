@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from ..bundle.file_name import require_inside
 from ..bundle.folder import open_any, sha256_of
 from ..bundle.manifest import MANIFEST_FILE
 from ..bundle.signature import SIGNATURE_FILE, TrustedKey
@@ -25,7 +26,7 @@ from ..publish.pull import pull
 from ..runtime.errors import CheckpointError, RequestError
 from .blobs import disk_bytes
 from .files import DIGEST_DIGITS, FileStore
-from .model import Demo, Files, HubFiles, Source
+from .model import Demo, Files, HubFiles, Source, unknown_quantization
 from .names import MAX_NAME, StoreName
 
 # Called with what is done, the finished units and all units, 0 if unknown.
@@ -67,9 +68,11 @@ def acquire(
     if (hosted := _HUB_HOST.fullmatch(place)) is not None:
         place = unquote(hosted["model"])
     elif place.startswith(("https://", "http://")):
+        _refuse_quantization(model, local=local)
         return _of_address(place, files, progress, quantization)
     repository = hub_model(place)
     if repository is None:
+        _refuse_quantization(model, local=local)
         raise CheckpointError(
             f"{model}: is neither a path, the address of a GGUF file, a name on the Hugging Face Hub (OWNER/NAME), nor "
             "a model that comes with nearfar; models of a published site need --catalog",
@@ -84,6 +87,18 @@ def with_quantization(model: str) -> tuple[str, str | None]:
     """
     place, _, last = model.rpartition(":")
     return (place, last) if place and last in QUANTIZATIONS else (model, None)
+
+
+def _refuse_quantization(model: str, *, local: bool) -> None:
+    """Raises RequestError for an unknown quantization of a model that is known. Only on the hub may it be one of
+    several GGUF files.
+    """
+    from ..demo import DEMOS
+
+    place, _, last = model.rpartition(":")
+    known = place in DEMOS or place.lower().endswith(GGUF) or (local and _existing(place) is not None)
+    if place and known:
+        raise unknown_quantization(last, f"{model}: ")
 
 
 def acquire_bundle(
@@ -107,6 +122,7 @@ def _copy(path: Path, files: FileStore, progress: Progress, trust: Sequence[Trus
                 f"{path}: is a file, but not a GGUF file; pass the folder of the model", model=str(path)
             )
         parts = parts_of(path)
+        require_inside(path.parent, [each.name for each in parts if each != path])
         return files.copy({each.name: each for each in parts}, plain_name(path.stem), file=path.name, progress=shown)
     if (path / MANIFEST_FILE).is_file():
         bundle = open_any(path, trust)
@@ -118,11 +134,13 @@ def _copy(path: Path, files: FileStore, progress: Progress, trust: Sequence[Trus
     if not any(Path(name).name == name and name.endswith(".json") for name in names):
         ggufs = [each for each in path.glob("*") if each.suffix.lower() == GGUF]
         if len(ggufs) == 1:
+            require_inside(path, [ggufs[0].name])
             return _copy(ggufs[0], files, progress, trust)
         raise CheckpointError(
             f"{path}: has neither config.json nor exactly one GGUF file; pass the folder or the file of a model",
             model=str(path),
         )
+    require_inside(path, names)
     return files.copy({name: path / name for name in names}, plain_name(path.name), progress=shown)
 
 
@@ -190,9 +208,13 @@ def plain_name(name: str) -> str:
 
 
 def _existing(place: str) -> Path | None:
-    """The path, if there is something; a text may also be no path, or name the home of an unknown user."""
+    """The path, if there is something; a text may also be no path, or name the home of an unknown user. A file has the
+    name that was given: a link in the hub's cache leads to a file that is named by its hash.
+    """
     try:
-        return Path(place).expanduser().resolve(strict=True)
+        given = Path(place).expanduser()
+        path = given.resolve(strict=True)
+        return given.parent.resolve() / given.name if path.is_file() else path
     except (OSError, ValueError, RuntimeError):
         return None
 

@@ -20,10 +20,11 @@ from tempfile import NamedTemporaryFile
 from time import time
 from typing import Any
 
+from ..bundle.file_name import require_inside
 from ..bundle.new_folder import rename_durably, reported
 from ..bundle.signature import TrustedKey
 from ..formats.hub import download, hub_model, remove_from_cache
-from ..nearest import did_you_mean
+from ..nearest import did_you_mean, with_advice
 from ..publish.catalog import CatalogBundle
 from ..runtime.errors import CheckpointError, NearfarError, OutputError, reason_of
 from ..runtime.text.chat_template import ChatTemplate
@@ -32,7 +33,18 @@ from .bundles import compiled_from, evict_bundles, remove_bundle
 from .details import describe
 from .files import FileStore
 from .go_template import chat_template
-from .model import Changes, Demo, Files, HubFiles, Source, StoredModel, now, read_record, written_record
+from .model import (
+    Changes,
+    Demo,
+    Files,
+    HubFiles,
+    Source,
+    StoredModel,
+    now,
+    read_record,
+    require_possible,
+    written_record,
+)
 from .names import StoreName, UnknownModel
 from .place import VARIABLE, cache_folder
 from .sources import COPY, GGUF, READ, Acquired, Progress, acquire, acquire_bundle, plain_name
@@ -82,11 +94,9 @@ class Store:
         model = self.find(name)
         if model is None:
             names = [each.name for each in self.models()]
-            raise UnknownModel(
-                f"{name}: the store has no such model{did_you_mean(name, names) or ';'} nearfar list shows those that "
-                "it has, and nearfar pull downloads others",
-                param="model",
-            )
+            problem = f"{name}: the store has no such model"
+            advice = "nearfar list shows those that it has, and nearfar pull downloads others"
+            raise UnknownModel(with_advice(problem, did_you_mean(name, names), advice), param="model")
         return model
 
     def models(self) -> list[StoredModel]:
@@ -229,20 +239,24 @@ class Store:
                 update[field] = given
         if changes.adapter is not None:
             update["adapter"] = self._adapter_files(changes.adapter)
-        return self._put(base.model_copy(update=update))
+        model = base.model_copy(update=update)
+        require_possible(model)
+        return self._put(model)
 
     def _record_of(
         self, acquired: Acquired, name: StoreName | None = None, ignore_keys: Collection[str] = ()
     ) -> StoredModel:
         """The record of new files. Raises what reading them raises: a model that does not compile is not stored."""
         path = self._source_path(acquired.source, str(acquired.name))
-        return StoredModel(
+        model = StoredModel(
             name=str(name or acquired.name),
             created=now(),
             source=acquired.source,
             details=describe(path, ignore_keys),
             quantization=acquired.quantization,
         )
+        require_possible(model)
+        return model
 
     def _source_path(self, source: Source, name: str) -> Path:
         from ..demo import DEMOS
@@ -273,6 +287,7 @@ class Store:
         missing = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
         if missing:
             raise CheckpointError(f"{folder}: has no {missing[0]}; pass the folder of a LoRA adapter in PEFT's format")
+        require_inside(folder, (CONFIG, WEIGHTS))
         read_config(folder)
         return self.files.copy({name: folder / name for name in (CONFIG, WEIGHTS)}, "adapter")
 

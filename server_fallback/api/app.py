@@ -51,7 +51,7 @@ from .slots import slot_files_router, slots_router
 from .speech import speech_router
 from .stored_responses import OwnResponses, StoredResponses
 from .texts import decide_router, embeddings_router, ranking_router, tokenize_router
-from .tgi import TGI, info_router
+from .tgi import TGI, info_router, tgi_error
 from .traces import Traces
 from .transcriptions import transcriptions_router
 from .verify import verify_router
@@ -65,6 +65,7 @@ ERROR_FORMS = (
     ("/v2/rerank", openai_error),
     ("/v2", kserve_error),
     ("/api", ollama_error),
+    ("/info", tgi_error),
 )
 EXPOSED_HEADERS = (
     "X-Request-Id",

@@ -78,6 +78,12 @@ class Exchange:
             seconds = min(seconds, int(requested) / 1000)
         self.deadline = self.arrived + seconds
 
+    async def reserve(self, tokens: float) -> None:
+        """Hold the most tokens that the answer may take with its prompt. Raises ApiError (429); see `Admission`."""
+        assert self.admission is not None
+        await self.admission.reserve(tokens)
+        self.answer_headers.update(self.admission.headers)
+
     def priority(self, requested: int | None) -> int:
         """The requested priority, limited to that of the key."""
         if self.key is None:

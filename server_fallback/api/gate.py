@@ -23,7 +23,7 @@ from ..schema.pages import PREFILL_HEADER
 from .addresses import Addresses
 from .drain import ClientGone
 from .errors import ApiError, api_error, is_panic
-from .exchange import Exchange
+from .exchange import Exchange, never_gone
 from .log import log_failure
 from .service import Service
 from .traces import context_headers
@@ -99,6 +99,8 @@ class Gate:
             if status == CLIENT_CLOSED:
                 await reported.response(exchange.write_error)(scope, receive, named)
         finally:
+            # The connection has the exchange, so each would keep the other until the garbage collector runs.
+            exchange.receive = never_gone
             self._note(scope, method, exchange, status, time.monotonic() - started)
             if traces is not None and span is not None:
                 traces.end(

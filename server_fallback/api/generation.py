@@ -231,8 +231,9 @@ def _call(
         observe_metric(seconds)
         service.queue_waits.observe(body.model, seconds)
 
-    def observe_prompt_tokens(count: int) -> None:
-        record.prompt_tokens = count
+    async def expect_tokens(prompt_tokens: int, most: float) -> None:
+        await exchange.reserve(prompt_tokens + most)
+        record.prompt_tokens = prompt_tokens
 
     def ignore_param(name: str) -> None:
         headers = exchange.answer_headers
@@ -248,8 +249,8 @@ def _call(
         deadline=exchange.deadline,
         headers=exchange.passed_on,
         client=exchange.client,
+        expect_tokens=expect_tokens,
         observe_queue=observe_queue,
-        observe_prompt_tokens=observe_prompt_tokens,
         observe_step=observe_step,
         ignore_param=ignore_param if service.config.lenient else None,
         received=received,

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from nearfar.compiler.given_file import read_given_text
 from nearfar.compiler.nearest import did_you_mean
 from nearfar.compiler.runtime.errors import RequestError, reason_of
 
@@ -41,7 +42,7 @@ class KeyFile(BaseModel):
 def read_key_file(file: Path) -> tuple[ApiKey, ...]:
     """Raises RequestError, which never quotes a key."""
     try:
-        return _keys_of(tomllib.loads(file.read_text(encoding="utf-8")))
+        return _keys_of(tomllib.loads(read_given_text(file)))
     except OSError as error:
         raise RequestError(
             f"--api-keys {file}: cannot be read: {reason_of(error)}; give a TOML file with [[keys]]"

@@ -7,6 +7,7 @@ and of each model's answers, so that the rest remains for others.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
@@ -26,6 +27,8 @@ class Admitted(Protocol):
     async def answers(self, count: int, capacity: int, param: str = "n") -> None: ...
 
     async def body(self, size: int) -> None: ...
+
+    async def reserve(self, tokens: float) -> None: ...
 
     def tokens(self, count: int) -> None: ...
 
@@ -50,7 +53,7 @@ class Limits(Protocol):
 
 class _Bucket:
     """What a key may still have of something per minute: at most what one minute gives. It starts full, and is below 0
-    if more was used than was there.
+    if more was used than was there. What is reserved has left it.
     """
 
     def __init__(self, now: float) -> None:
@@ -74,12 +77,18 @@ class _Bucket:
 
 class _Use:
     """The current use of a client. ``asked`` are the answers that a key may request, ``tokens`` those of prompts and
-    answers.
+    answers, of which running requests have ``reserved`` some.
     """
 
     def __init__(self, now: float) -> None:
         self.asked, self.tokens = _Bucket(now), _Bucket(now)
         self.requests = self.answers = self.body_bytes = 0
+        self.reserved = 0.0
+
+    def wait_seconds(self, tokens: float, per_minute: float) -> float:
+        """The time until so many tokens are there: until they are new, or any moment if running requests have them."""
+        missing = tokens - self.tokens.left
+        return 1.0 if missing <= self.reserved else 60 * missing / per_minute
 
 
 class Limiter:
@@ -125,6 +134,7 @@ class Limiter:
             use.requests -= 1
             use.answers -= admission.held_answers
             use.body_bytes -= admission.held_bytes
+            self._take_tokens(admission, 0)
             self.body_bytes -= admission.held_bytes
             if use.requests == 0 and (key is None or (key.requests_per_minute is key.tokens_per_minute is None)):
                 # Forget idle clients: there are more possible addresses than fit into memory.
@@ -152,9 +162,7 @@ class Limiter:
         admission.held_answers += count
 
     def _require_tokens(self, admission: Admission) -> None:
-        """How many tokens a request takes is known at its end, so it may take more than are left, and the next one
-        waits.
-        """
+        """A request is not read if its key has no tokens at all."""
         key, bucket = admission.key, admission.use.tokens
         if key is None or key.tokens_per_minute is None:
             return
@@ -162,14 +170,37 @@ class Limiter:
         bucket.refill(per_minute, self._clock())
         if bucket.left < 1:
             message = f"this key may have at most {per_minute:g} tokens of prompts and answers per minute"
-            raise _too_many(message, "rate_limit_exceeded", 60 * (1 - bucket.left) / per_minute)
+            raise _too_many(message, "rate_limit_exceeded", admission.use.wait_seconds(1, per_minute))
+        admission.headers.update(bucket.headers("tokens", per_minute))
+
+    def _reserve_tokens(self, admission: Admission, most: float) -> None:
+        key, bucket = admission.key, admission.use.tokens
+        if key is None or key.tokens_per_minute is None or admission.reserved_tokens:
+            return
+        per_minute = key.tokens_per_minute
+        bucket.refill(per_minute, self._clock())
+        # An answer that may take more begins once its key has all that a minute gives.
+        needed = min(most, _most(per_minute))
+        if needed > bucket.left:
+            may = "any number of" if math.isinf(most) else f"{most:g}"
+            message = (
+                f"this request may take {may} tokens with its prompt and its answer, and of this key's {per_minute:g} "
+                f"per minute {max(0, int(bucket.left))} are left; request a shorter answer, or wait"
+            )
+            raise _too_many(message, "rate_limit_exceeded", admission.use.wait_seconds(needed, per_minute))
+        bucket.left -= needed
+        admission.use.reserved += needed
+        admission.reserved_tokens = needed
         admission.headers.update(bucket.headers("tokens", per_minute))
 
     def _take_tokens(self, admission: Admission, count: int) -> None:
+        """Of what was reserved, the rest returns."""
         key, bucket = admission.key, admission.use.tokens
         if key is not None and key.tokens_per_minute is not None:
             bucket.refill(key.tokens_per_minute, self._clock())
-            bucket.left -= count
+            bucket.left = min(_most(key.tokens_per_minute), bucket.left + admission.reserved_tokens - count)
+            admission.use.reserved -= admission.reserved_tokens
+            admission.reserved_tokens = 0.0
 
     def _take_bytes(self, admission: Admission, size: int) -> None:
         most = self.of_one(self._max_body_bytes)
@@ -198,6 +229,7 @@ class Admission:
     headers: dict[str, str] = field(default_factory=dict)
     held_answers: int = 0
     held_bytes: int = 0
+    reserved_tokens: float = 0.0
 
     def answers(self, count: int, capacity: int, param: str = "n") -> None:
         """Count the request as ``count`` answers of a model that can run and queue ``capacity`` at once.
@@ -226,8 +258,14 @@ class Admission:
         """Count ``size`` more bytes of the request in memory. Raises ApiError (429)."""
         self.limiter._take_bytes(self, size)
 
+    def reserve(self, tokens: float) -> None:
+        """Hold the most tokens that the prompt and the answer may take, until `tokens` or the request's end. A second
+        time changes nothing: two sides may begin the same answer. Raises ApiError (429) if the key has fewer.
+        """
+        self.limiter._reserve_tokens(self, tokens)
+
     def tokens(self, count: int) -> None:
-        """Count ``count`` tokens of the prompt and the answer."""
+        """Count ``count`` tokens, which the prompt and the answer have taken."""
         self.limiter._take_tokens(self, count)
 
 
@@ -269,6 +307,9 @@ class OwnAdmission:
 
     async def body(self, size: int) -> None:
         self.admission.body(size)
+
+    async def reserve(self, tokens: float) -> None:
+        self.admission.reserve(tokens)
 
     def tokens(self, count: int) -> None:
         self.admission.tokens(count)

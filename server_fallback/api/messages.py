@@ -176,7 +176,7 @@ class MessageEvents:
                 events.append(self._part({"type": "thinking_delta", "thinking": delta.reasoning_content}))
         if delta.content:
             if self._open != "text":
-                events += self._begin({"type": "text", "text": "", "citations": None})
+                events += self._begin({"type": "text", "text": ""})
             events.append(self._part({"type": "text_delta", "text": delta.content}))
         for call in delta.tool_calls or ():
             events += self._call(call)

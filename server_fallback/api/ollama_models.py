@@ -22,7 +22,7 @@ from nearfar.compiler.formats.hub import hub_model
 from nearfar.compiler.runtime.errors import NearfarError, RequestError
 from nearfar.compiler.runtime.text.reasoning import find_dialect
 from nearfar.compiler.runtime.text.tool_formats import tool_format
-from nearfar.compiler.store.model import Changes, StoredMessage, StoredModel
+from nearfar.compiler.store.model import Changes, StoredMessage, StoredModel, quantization_of
 from nearfar.compiler.store.modelfile import write_modelfile
 from nearfar.compiler.store.names import StoreName, UnknownModel
 from nearfar.compiler.store.parameters import Parameters
@@ -118,7 +118,7 @@ def ollama_store_router(service: Service) -> APIRouter:
             parameters=body.parameters or Parameters(),
             messages=tuple(StoredMessage(role=each.role, content=each.content) for each in body.messages or ()),
             license=(body.license,) if isinstance(body.license, str) else tuple(body.license or ()),
-            quantization=body.quantize,
+            quantization=None if body.quantize is None else quantization_of(body.quantize),
         )
         if body.from_ is not None and models.store.find(body.from_) is None:
             _require_public(body.from_)

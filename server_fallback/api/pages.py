@@ -34,6 +34,7 @@ def pages_router(service: Service) -> APIRouter:
         priority = exchange.priority(body.priority)
         call = Call(exchange.request_id, priority, exchange.deadline, exchange.passed_on, exchange.client)
         parts = executor.pages(body, call)
+        await exchange.reserve(body.end - body.start)
         service.metrics.count(body.model, body.end - body.start, 0, exchange)
         exchange.log["prefilled"] = [body.start, body.end]
 

@@ -32,6 +32,7 @@ def prefill_router(service: Service) -> APIRouter:
         assert exchange.admission is not None
         capacity = service.models.answers_at_once(body.model) or service.config.max_concurrent_requests
         await exchange.admission.answers(1, capacity, "prompt")
+        await exchange.reserve(len(body.prompt))
         service.report_queue({body.model: executor.state()}, exchange)
 
         async def begin() -> Parts:

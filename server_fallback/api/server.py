@@ -8,7 +8,6 @@ thread hangs, the process exits anyway, with 1 and a log line that shows the sta
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import os
 import signal
@@ -27,7 +26,7 @@ from fastapi import FastAPI
 
 from nearfar.compiler.runtime.errors import RequestError, reason_of
 
-from ..garbage import collect_garbage_rarely
+from ..garbage import collect_garbage_rarely, limit_arenas
 from ..log_event import log_event
 from ..processes.connection import Background
 from .addresses import Addresses
@@ -44,8 +43,6 @@ CLOSE_SECONDS = 5
 # The time after the drain for everything else to end, such as threads of models.
 STUCK_SECONDS = 20
 KEEP_ALIVE_SECONDS = 65
-# A parameter of glibc's mallopt(3), and its value.
-M_ARENA_MAX, MAX_ARENAS = -8, 2
 
 
 def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
@@ -111,7 +108,7 @@ def run_server(
     answer; an error that it raises ends the server and is raised again. ``reload`` runs on SIGHUP; None: the signal
     ends the server. Raises RequestError for a wrong certificate.
     """
-    prepare_process()
+    prepare_process(app)
     server = Server(app, started, ends_process=True)
     _handle_hangup(server, reload)
     server.run(sockets=[listener, *also])
@@ -119,11 +116,19 @@ def run_server(
         raise server.failure
 
 
-def prepare_process() -> None:
-    """Settings of a process that serves: open files, garbage collection, arenas of memory."""
+def prepare_process(app: FastAPI | None = None) -> None:
+    """Settings of a process that serves, before it opens models: open files, garbage collection, arenas of memory."""
     _allow_many_files()
+    if app is not None:
+        _make_routes(app)
     collect_garbage_rarely()
-    _limit_arenas()
+    limit_arenas()
+
+
+def _make_routes(app: FastAPI) -> None:
+    """FastAPI makes the models of its routes when it first looks for one: 13,000 objects, which stay."""
+    for route in app.routes:
+        route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -273,15 +278,6 @@ def _most_connections(config: ApiConfig) -> tuple[int, int]:
         if soft != resource.RLIM_INFINITY:
             most = max(1, min(most, soft - RESERVED_FILES))
     return most, max(1, int(most * config.client_share))
-
-
-def _limit_arenas() -> None:
-    """glibc gives threads up to 8 arenas per processor, and memory freed in one arena cannot serve another: this was a
-    third of the memory in a long test under load.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
-        mallopt(M_ARENA_MAX, MAX_ARENAS)
 
 
 def _allow_many_files() -> None:

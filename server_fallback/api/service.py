@@ -111,15 +111,17 @@ class Service:
                 self.metrics.inference(model, status, seconds)
 
     async def executor(self, name: str, exchange: Exchange) -> Executor:
-        """The executor for a name, which stays loaded until the exchange is over. Call it when the body has been read.
+        """The executor for a name, which stays open until the exchange is over. Call it when the body has been read.
         Raises UnknownModel, what loading raises, and the errors of `Drain.run`.
         """
-        if not isinstance(self.models, LoadsOnUse):
-            return await self.models.executor(name)
         # Once for each exchange: one that holds a model must not wait behind another that waits for its memory.
         if name not in exchange.using:
+            # The connection keeps its last exchange, which must not keep the model.
+            exchange.held.callback(exchange.using.clear)
             use = exchange.held.enter_async_context(self.models.using(name))
-            exchange.using[name] = await self.drain.run(use, exchange.receive, exchange.deadline)
+            # Others do not load it, so there is nothing to wait for.
+            loads = isinstance(self.models, LoadsOnUse)
+            exchange.using[name] = await (self.drain.run(use, exchange.receive, exchange.deadline) if loads else use)
         return exchange.using[name]
 
     async def answering(self, name: str) -> Executor | None:

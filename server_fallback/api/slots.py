@@ -51,12 +51,16 @@ def slot_files_router(service: Service) -> APIRouter:
 
     @router.post("/slots/{id_slot}", responses=WITH_BODY)
     async def slot(
-        id_slot: int, body: SlotRequest, request: Request, action: str = ""
+        id_slot: int, body: SlotRequest, request: Request, action: str = "", model: str | None = None
     ) -> SlotSaved | SlotRestored | SlotErased:
-        """Save what the prefix cache has of a slot's tokens to a file, restore it, or forget the tokens."""
+        """Save what the prefix cache has of a slot's tokens to a file, restore it, or forget the tokens. ``model``
+        (extension) is in the query, as that of GET /slots, or in the body.
+        """
         if action not in ACTIONS:
             raise RequestError(f"action is {action[:40]!r}; it must be one of {', '.join(ACTIONS)}", param="action")
-        executor, found = await _slots_of(service, request, body.model)
+        if model is not None and body.model not in (None, model):
+            raise RequestError(f"model is {model[:40]!r} in the address and another one in the body", param="model")
+        executor, found = await _slots_of(service, request, model or body.model)
         if action == "erase":
             return SlotErased(id_slot=id_slot, n_erased=found.erase(id_slot))
         if body.filename is None:

@@ -169,8 +169,14 @@ async def _begin(
 
 
 def encoding_call(body: EncodingRequest | DecideRequest, exchange: Exchange) -> Call:
-    priority = exchange.priority(body.priority)
-    return Call(exchange.request_id, priority, exchange.deadline, exchange.passed_on, exchange.client)
+    return Call(
+        exchange.request_id,
+        exchange.priority(body.priority),
+        exchange.deadline,
+        exchange.passed_on,
+        exchange.client,
+        expect_tokens=lambda prompt_tokens, most: exchange.reserve(prompt_tokens + most),
+    )
 
 
 def num_texts(given: str | list[str] | list[int] | list[list[int]]) -> int:

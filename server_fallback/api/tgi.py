@@ -61,7 +61,8 @@ def tgi_error(error: ApiError) -> bytes:
     return TgiError(error=error.body().error.message, error_type=kind).model_dump_json().encode()
 
 
-ERRORS = {status: {**response, "model": TgiError} for status, response in (EVERYWHERE | WITH_BODY).items()}
+ERRORS = {status: {**response, "model": TgiError} for status, response in WITH_BODY.items()}
+INFO_ERRORS = {status: ERRORS[status] for status in (400, 404, *EVERYWHERE)}
 # Clients read every line with data as a token.
 EVENTS = EventForm(done=b": done\n\n")
 
@@ -272,7 +273,7 @@ TGI: tuple[Kind[Any, Any, Any], ...] = (
 def info_router(service: Service) -> APIRouter:
     router = keyed_router()
 
-    @router.get("/info", responses=EVERYWHERE)
+    @router.get("/info", responses=INFO_ERRORS)
     async def info(request: Request, model: str | None = None) -> TgiInfo:
         name = model or await only_model(service)
         executor, config = await service.executor(name, exchange_of(request)), service.config

@@ -6,6 +6,7 @@ import hashlib
 import ssl
 from pathlib import Path
 
+from nearfar.compiler.given_file import read_given
 from nearfar.compiler.runtime.errors import RequestError, reason_of
 
 from .config import ApiConfig
@@ -45,7 +46,7 @@ def certificate_digest(config: ApiConfig) -> bytes:
 def read_pem(path: Path) -> bytes:
     """Raises RequestError."""
     try:
-        return path.read_bytes()
+        return read_given(path)
     except OSError as error:
         raise RequestError(f"{path}: cannot be read: {reason_of(error)}") from error
 

@@ -67,7 +67,11 @@ async def begin(service: Service, opened: VerifyOpen, socket: Socket) -> tuple[V
     call = Call(
         exchange.request_id, exchange.priority(opened.priority), exchange.deadline, exchange.passed_on, exchange.client
     )
-    return executor, executor.verification(opened, call)
+    verification = executor.verification(opened, call)
+    room = executor.context - len(opened.prompt)
+    most = room if opened.max_tokens is None else min(room, opened.max_tokens)
+    await exchange.reserve(len(opened.prompt) + most)
+    return executor, verification
 
 
 async def check_rounds(service: Service, stream: Verification, socket: Socket) -> None:

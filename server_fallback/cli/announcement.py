@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from nearfar.compiler.cli.output import megabytes
+from nearfar.compiler.cli.output import megabytes, new_console
 from nearfar.compiler.cli.phases import phases, progress_bars
 from nearfar.compiler.cli.program import program
 from nearfar.compiler.ir.tasks import Task
@@ -79,7 +79,7 @@ class Announcement:
         """``address`` is the listening socket's name."""
         host, port = address[:2]
         url = f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
-        console = Console(soft_wrap=True)
+        console = new_console(soft_wrap=True)
         console.print(stored_table(models) if isinstance(models, StoredModels) else models_table(models))
         if isinstance(models, StoredModels) and not models.cards():
             console.print(
@@ -105,7 +105,7 @@ class Announcement:
 def stored_table(models: StoredModels) -> Table:
     table = Table("model", "size", "made from")
     for model in models.store.models():
-        table.add_row(model.name, megabytes(model.size_bytes), model.parent or "")
+        table.add_row(escape(model.name), megabytes(model.size_bytes), escape(model.parent or ""))
     return table
 
 
@@ -126,11 +126,11 @@ def models_table(registry: Registry) -> Table:
         aliases = ", ".join(each.id for each in registry.cards() if each.root == card.id != each.id)
         memory = registry.memory_bytes(card.id)
         table.add_row(
-            card.id,
+            escape(card.id),
             f"{card.max_model_len:,}" if card.max_model_len else "",
             megabytes(memory) if memory else "",
-            state.detail,
-            aliases,
+            escape(state.detail),
+            escape(aliases),
         )
     return table
 
@@ -143,6 +143,10 @@ def curl(url: str, registry: Registry, *, keyed: bool) -> str:
         "embed": ("embeddings", {"input": QUESTION}),
         "rerank": ("rerank", {"query": QUESTION, "documents": ["27 + 58 = 85", "the capital of Peru is Lima"]}),
         "classify": ("classify", {"input": QUESTION}),
+        "decide": (
+            "decide",
+            {"context": QUESTION, "questions": {"sum": {"type": "yes_no", "question": "Is it a sum?"}}},
+        ),
     }
     key = ' -H "Authorization: Bearer $NEARFAR_API_KEY"' if keyed else ""
     task = registry.task(model)

@@ -7,8 +7,7 @@ import json
 import os
 import sys
 
-from rich.console import Console
-
+from nearfar.compiler.cli.output import new_console
 from nearfar.compiler.runtime.errors import RequestError, Unavailable
 
 from ..bench.client import PROBE_WORDS, Server, find_model, make_client, run_load, tokens_per_word
@@ -25,7 +24,7 @@ def run_serve(options: BenchServe) -> None:
             raise RequestError(
                 f"--{name.replace('_', '-')} {least} {most}: the first number must not be larger than the second"
             )
-    console = Console()
+    console = new_console()
     model, summaries = asyncio.run(measure(options))
     console.print(f"{model} at {options.url}", highlight=False, markup=False)
     console.print(table(summaries))

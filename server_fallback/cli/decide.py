@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from nearfar.compiler.cli.output import print_json
+from nearfar.compiler.cli.output import new_console, print_json
 from nearfar.compiler.cli.phases import progress_bars
 from nearfar.compiler.cli.run import piped_text
+from nearfar.compiler.given_file import read_given
 from nearfar.compiler.runtime.errors import RequestError, reason_of
 from nearfar.compiler.shared.script import SharedScript
 
@@ -87,7 +87,7 @@ def read_context(options: Decide) -> str:
 
 def read_json(path: Path, kind: TypeAdapter[Any], what: str) -> Any:
     try:
-        data = path.read_bytes()
+        data = read_given(path)
     except OSError as error:
         raise RequestError(f"{path}: cannot be read: {reason_of(error)}; give a JSON file with {what}") from error
     return parse(kind.validate_json, data, str(path), whole="the file", advice=f"; it must have {what}")
@@ -124,7 +124,7 @@ def show(answer: DecideResponse, *, as_json: bool) -> None:
         likely = sorted(decision.probabilities.items(), key=lambda each: -each[1])
         of_all = ", ".join(f"{key} {chance:.2f}" for key, chance in likely)
         table.add_row(escape(name), escape(words_of(decision)), f"{decision.confidence:.2f}", escape(of_all))
-    Console().print(table)
+    new_console().print(table)
 
 
 def words_of(decision: DecidedAnswer) -> str:
@@ -163,7 +163,7 @@ def write_fit(options: Decide, output: Path, questions: dict[str, Question], exa
     for name, found in figures.items():
         columns = [column for kind in ("before", "after") for column in columns_of(found[kind])]
         table.add_row(escape(name), str(found["examples"]), *columns)
-    Console().print(table)
+    new_console().print(table)
     print(f"wrote {output}, fitted to all examples of the model {calibration['model']}")
     print("the columns of fitted: to four fifths of the examples, counted in the others (cross-validation)")
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from rich.console import Console
-
+from nearfar.compiler.cli.output import new_console
 from nearfar.compiler.runtime.errors import Unavailable
 
 from ..api.app import create_app
@@ -92,7 +91,7 @@ def run(options: Gateway) -> None:
                 return
             raise
         printed = routes(options.near, far, policy, options.encoder)
-        Console(soft_wrap=True).print(printed, highlight=False, markup=False)
+        new_console(soft_wrap=True).print(printed, highlight=False, markup=False)
         secure = config.tls_cert is not None
         announcement.serving(registry, listener.getsockname(), keyed=bool(config.keys.keys), secure=secure)
         if reload is not None:

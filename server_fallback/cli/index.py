@@ -6,7 +6,7 @@ import asyncio
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from nearfar.compiler.cli.output import print_json, print_note
+from nearfar.compiler.cli.output import new_console, print_json, print_note
 from nearfar.compiler.runtime.errors import RequestError
 
 from ..executors.encoder_executor import EncoderExecutor
@@ -33,9 +33,14 @@ async def _index(options: Index) -> None:
         if not isinstance(executor, EncoderExecutor):
             raise RequestError(f"{options.model}: generates text and makes no embeddings; use an embedding model")
         store = VectorStore.create(options.output, store_model(executor))
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
         try:
-            with Progress(*columns, transient=True, disable=options.json) as bar:
+            with Progress(*columns, console=new_console(), transient=True, disable=options.json) as bar:
                 task = bar.add_task("indexing")
 
                 def report(name: str, done: int, total: int) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -78,6 +78,10 @@ class Reload:
     async def _apply(self, configure: Configure) -> list[str]:
         before = self._options
         options = before if before.config is None else await asyncio.to_thread(before.config.again)
+        with nullcontext() if options.config is None else options.config.naming_keys():
+            return await self._apply_options(before, options, configure)
+
+    async def _apply_options(self, before: Listening, options: Listening, configure: Configure) -> list[str]:
         config = await asyncio.to_thread(self._config_of, options)
         differ = changed(before, options)
         fixed = [option.key for option in differ if not option.flag.reloads or option.key in self._fixed]

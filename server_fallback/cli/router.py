@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from rich.box import HORIZONTALS
-from rich.console import Console
 from rich.table import Table
 
-from nearfar.compiler.cli.output import print_json
+from nearfar.compiler.cli.output import new_console, print_json
 from nearfar.compiler.cli.phases import progress_bars
 from nearfar.compiler.runtime.errors import OutputError, RequestError, ToolError, reason_of
 
@@ -86,7 +85,9 @@ async def log_pairs(options: RouterLog, prompts: Sequence[Prompt], environment: 
                 right["far"] += bool(pair.far.right)
                 bars.advance(task)
     shares = ", ".join(f"{side} right on {number / len(prompts):.1%}" for side, number in right.items())
-    Console(stderr=True).print(f"{len(prompts):,} pairs in {options.output}: {shares}", highlight=False, markup=False)
+    new_console(stderr=True).print(
+        f"{len(prompts):,} pairs in {options.output}: {shares}", highlight=False, markup=False
+    )
 
 
 def require_writable(path: Path) -> None:
@@ -189,7 +190,7 @@ def run_fit(options: RouterFit) -> None:
     Policy.read(policy)
     with open_output(options.output) as output:
         output.write(json.dumps(policy) + "\n")
-    console = Console()
+    console = new_console()
     console.print(fit_table(result))
     for side, found in (("near", result.near), ("far", result.far)):
         weights = ", ".join(f"{name} {weight:+.2f}" for name, weight in found.top)
@@ -252,7 +253,7 @@ def run_eval(options: RouterEval) -> None:
     if options.json:
         print_json(found.to_json())
         return
-    console = Console()
+    console = new_console()
     console.print(eval_table(found))
     console.print(
         f"near is right on {found.near_quality:.1%} of {found.prompts:,} prompts, far on {found.far_quality:.1%}; "

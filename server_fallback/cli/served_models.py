@@ -144,7 +144,8 @@ def load_requests(options: Serve, environment: Mapping[str, str]) -> list[LoadRe
     for text in options.alias:
         alias, equals, name = text.partition("=")
         if not alias or not equals or name not in by_name:
-            raise RequestError(f"--alias {text}: write NAME=MODEL, with one of the models {', '.join(by_name)}")
+            why = f"{name!r} is not a model of this server" if alias and name else "write NAME=MODEL"
+            raise RequestError(f"--alias {text}: {why}; the models are {', '.join(by_name)}")
         aliases[by_name[name]].append(alias)
     given = [LoadRequest(model=model, aliases=names) for model, names in aliases.items()]
     return [*given, *of_pipelines]

@@ -8,10 +8,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
-
 from nearfar.compiler.bundle.new_folder import new_file
-from nearfar.compiler.cli.output import print_json
+from nearfar.compiler.cli.output import new_console, print_json
 from nearfar.compiler.runtime.errors import RequestError
 
 from ..executors.local_opener import LocalOpener
@@ -44,10 +42,10 @@ def run(options: Simulate) -> None:
     if options.json:
         print_json({"scenario": scenario.model_dump(mode="json", exclude_none=True), **report.json})
         return
-    console = Console()
+    console = new_console()
     console.print(report.table)
     for note in report.notes:
-        console.print(note, highlight=False)
+        console.print(note, highlight=False, markup=False)
 
 
 def changed(scenario: Scenario, options: Simulate) -> Scenario:
@@ -70,9 +68,9 @@ def changed(scenario: Scenario, options: Simulate) -> Scenario:
 
 def study(scenario: Scenario, folder: Path) -> Report:
     """Simulate what the scenario asks."""
-    title = f"{scenario.device.made(folder).name}, {load_of(scenario)}"
+    title = f"{scenario.device.made(folder).name}\n{load_of(scenario)}"
     if scenario.study == "split":
-        return report_splits(list(splits(scenario, folder, say)), title)
+        return report_splits(list(splits(scenario, folder, say)), title, scenario.workload.requests)
     if scenario.study == "cache":
         return report_caches(caches(scenario, folder))
     if scenario.study == "near":
@@ -84,8 +82,11 @@ def study(scenario: Scenario, folder: Path) -> Report:
 def load_of(scenario: Scenario) -> str:
     """The load and its bounds, in a few words."""
     workload, bounds = scenario.workload, scenario.bounds
-    within = "" if bounds is None else f" within {bounds.first_token_ms:g} and {bounds.token_ms:g} ms"
-    return f"{workload.lengths or workload.arrivals.kind}{within}"
+    load = workload.lengths or workload.arrivals.kind
+    if bounds is None:
+        return load
+    first, others = f"{bounds.first_token_ms:g} ms", f"{bounds.token_ms:g} ms"
+    return f"{load}; {bounds.share:.0%} with a first token within {first}, others within {others} each"
 
 
 def say(text: str) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from rich.console import Console
-
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle, open_any
 from nearfar.compiler.bundle.signature import read_trusted_keys
 from nearfar.compiler.cli.model import bundle_of, open_command_runner
-from nearfar.compiler.cli.output import print_json, shown
+from nearfar.compiler.cli.output import new_console, print_json, shown
 from nearfar.compiler.formats.peft import adapter_id
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.generate import PREFILL_CHUNK
@@ -22,6 +20,7 @@ from ..receipts.signing import read_receipt_keys
 from ..receipts.verify import (
     Given,
     Verified,
+    check_choices,
     check_request_hash,
     compare_texts,
     read_given,
@@ -47,6 +46,7 @@ def run(options: Verify) -> None:
     adapters = {adapter_id(folder): folder for folder in options.adapter}
     found = [verify_statement(value, bundles, trusted, adapters) for value in given.receipts]
     for index, each in enumerate(found):
+        check_choices(each, given)
         part = next((part for part in given.parts if part.receipt == index), None)
         received = body if part is None or part.request is None else part.request
         if received is None:
@@ -127,7 +127,7 @@ def _print(options: Verify, found: list[Verified]) -> None:
         verified = not any(each.faults for each in found)
         print_json({"verified": verified, "receipts": [summary(each) for each in found]})
         return
-    console = Console(soft_wrap=True, highlight=False)
+    console = new_console(soft_wrap=True, highlight=False)
     for each in found:
         receipt = each.receipt
         name = f"{receipt.side}: {receipt.model} on {receipt.device.name}, {receipt.runtime}, key {each.key}"

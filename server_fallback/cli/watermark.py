@@ -6,14 +6,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 
 from nearfar.compiler.bundle.folder import open_any
 from nearfar.compiler.bundle.manifest import MANIFEST_FILE
-from nearfar.compiler.cli.output import print_json
+from nearfar.compiler.cli.output import new_console, print_json
 from nearfar.compiler.demo import DEMOS
 from nearfar.compiler.formats import load
+from nearfar.compiler.given_file import MAX_DATA_BYTES, read_given_text
 from nearfar.compiler.runtime.errors import RequestError, reason_of
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
@@ -77,7 +77,7 @@ def show(part: Window, text: str) -> None:
     shown = " ".join(text.split())
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
     line = f"  tokens {part.start} to {part.stop}: {part.found.green_share:.0%} green, p = {part.p_value:.2g}: {shown}"
-    Console(soft_wrap=True).print(escape(line), highlight=False)
+    new_console(soft_wrap=True).print(escape(line), highlight=False)
 
 
 def tokenizer_files(model: str) -> TokenizerFiles:
@@ -102,7 +102,7 @@ def tokenizer_files(model: str) -> TokenizerFiles:
 def read_text(path: Path) -> str:
     """Raises RequestError."""
     try:
-        return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        return sys.stdin.read() if str(path) == "-" else read_given_text(path, MAX_DATA_BYTES)
     except OSError as error:
         raise RequestError(f"{path}: cannot be read: {reason_of(error)}") from error
     except UnicodeDecodeError as error:

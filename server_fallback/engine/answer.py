@@ -123,6 +123,7 @@ class Outbox:
     def __init__(self) -> None:
         self._parcels: dict[asyncio.AbstractEventLoop, list[tuple[Answer, Item]]] = {}
         self._lock = Lock()
+        self._lost: list[Answer] = []
         # Processor time spent on delivery, on this thread and on those of the event loops.
         self.delivery_seconds = 0.0
 
@@ -134,9 +135,10 @@ class Outbox:
 
     def send(self) -> list[Answer]:
         """Deliver what was added. Returns the answers whose event loop is closed, so that nobody waits for them."""
+        lost, self._lost = self._lost, []
         if not self._parcels:
-            return []
-        started, lost = time.thread_time(), list[Answer]()
+            return lost
+        started = time.thread_time()
         for loop, parcel in self._parcels.items():
             try:
                 loop.call_soon_threadsafe(self._deliver, parcel)
@@ -145,6 +147,13 @@ class Outbox:
         self._parcels = {}
         self._count(started)
         return lost
+
+    def send_now(self, answer: Answer, item: Item) -> None:
+        """Deliver an item at once, from any thread, before what is added later."""
+        try:
+            answer.loop.call_soon_threadsafe(self._deliver, [(answer, item)])
+        except RuntimeError:
+            self._lost.append(answer)
 
     def _deliver(self, parcel: list[tuple[Answer, Item]]) -> None:
         """Runs on the event loop."""

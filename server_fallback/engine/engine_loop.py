@@ -30,6 +30,7 @@ from .item_queue import Item
 from .mask_task import MaskTask
 from .masks import Masks
 from .model import TokenModel
+from .page_blocks import LayeredRunner
 from .page_exports import PageExports
 from .prefix_traffic import PrefixTraffic
 from .request import GeneratedToken, PromptLogprobs
@@ -87,7 +88,13 @@ class EngineLoop:
         )
         self._tiers = self.prefixes.tiers
         self._outbox = Outbox()
-        self.exports = PageExports(self.scheduler, self.prefixes.read_pages, self._outbox.add, self._exported)
+        self.exports = PageExports(
+            self.scheduler,
+            self.prefixes.read_parts,
+            self._outbox.send_now,
+            self._exported,
+            layered=isinstance(runner, LayeredRunner),
+        )
         self._failures = 0
         # Whether the runner computes a step before `submit` returns.
         self._submit_waits = True

@@ -110,7 +110,8 @@ class KvCache:
             if not self._detach(sequence, start, evicts=True):
                 return False
         for kind in self.kinds:
-            while kind.missing(sequence, start, length, known) > kind.free:
+            # Each eviction frees one unit of the kind, and none of the sequence's.
+            for _ in range(kind.missing(sequence, start, length, known) - kind.free):
                 self.prefixes.evict(kind)
             kind.reserve(sequence, start, length, known)
         if self.keeps_states and known == len(sequence.prompt) and start in (sequence.branch, self._border(known - 1)):

@@ -108,6 +108,7 @@ class MaskPool(Generic[Owner]):
             self._slow_posted.notify_all()
             self._returned.wait_for(lambda: not self._threads, CLOSE_SECONDS)
         self.pending.clear()
+        self._on_return = lambda: None
 
     @property
     def _num_slow(self) -> int:

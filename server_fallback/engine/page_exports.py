@@ -1,21 +1,23 @@
 """Page exports: what running prompts have computed so far, read from the device block by block for another server.
 
     step is submitted -> the blocks that it completes are read, in the device's order, before the next step
-    step is committed -> they are delivered, so no block of a step that failed is
+    step is committed -> they are delivered, so no block of a step that failed is complete
 
-So a block is on its way while the device computes the next chunk of the prompt. All layers of a chunk are one call of
-the runner, so they are read together when the chunk is done.
+So a block is on its way while the device computes the next chunk of the prompt. If the runner reads layers while it
+computes later ones, all parts of a block but the last are on their way as soon as they are read.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection
+from collections.abc import Sequence as Items
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from threading import Lock
 
 from .answer import Answer
-from .page_blocks import PageBlock, ReadPages, block_tokens
+from .page_blocks import LAYERED_BLOCKS, PageBlock, ReadParts, block_tokens
 from .page_imports import first_position, units_of
 from .scheduler import Scheduler
 from .sequence import RUNNING, Sequence
@@ -29,7 +31,8 @@ OPEN_STEPS = 2
 @dataclass(eq=False, slots=True)
 class Export:
     """Pages were read up to the position ``read``, delivered up to ``delivered``, and taken up to ``taken``.
-    ``untaken`` are the ends of the blocks between the last two.
+    ``untaken`` are the ends of the blocks between the last two. ``coming`` are the parts that were not delivered, in
+    order; ``lock`` protects it.
     """
 
     answer: Answer
@@ -39,32 +42,46 @@ class Export:
     delivered: int
     taken: int
     untaken: deque[int] = field(default_factory=deque)
+    coming: deque[tuple[Read, int]] = field(default_factory=deque)
+    lock: Lock = field(default_factory=Lock)
+
+    def stop(self) -> None:
+        """Deliver nothing of what has been read."""
+        with self.lock:
+            self.coming.clear()
 
 
 @dataclass(slots=True)
 class Read:
-    """``step`` is the last one that was submitted before it; None if there was none that was not committed."""
+    """``step`` is the last one that was submitted before it; None if there was none that was not committed.
+    ``committed``: it is done.
+    """
 
     export: Export
     step: Step | None
     start: int
     end: int
-    data: Future[bytes]
+    parts: Items[Future[bytes]]
+    committed: bool = False
 
 
 class PageExports:
-    """Belongs to the engine's thread. ``read_pages`` is the runner's, ``deliver`` passes a block to its answer, and
-    ``end`` is called with an answer whose last block was delivered. ``tokens`` and ``bytes`` count what was delivered.
+    """Belongs to the engine's thread. ``read`` is the runner's, ``deliver`` passes a part of a block to its answer, on
+    any thread, and ``end`` is called with an answer whose last block was delivered. ``tokens`` and ``bytes`` count what
+    was delivered. ``layered``: the runner reads parts while it computes.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        read_pages: ReadPages,
+        read: ReadParts,
         deliver: Callable[[Answer, PageBlock], None],
         end: Callable[[Answer], None],
+        *,
+        layered: bool = False,
     ) -> None:
-        self._scheduler, self._read_pages, self._deliver, self._end = scheduler, read_pages, deliver, end
+        self._scheduler, self._read_parts, self._end = scheduler, read, end
+        self._deliver, self._blocks = deliver, LAYERED_BLOCKS if layered else 1
         self._most_open = OPEN_STEPS * scheduler.config.max_tokens
         self._exports: dict[Answer, Export] = {}
         self._reads = deque[Read]()
@@ -92,7 +109,8 @@ class PageExports:
 
     def forget(self, answer: Answer) -> None:
         """The answer has ended."""
-        if self._exports.pop(answer, None) is not None:
+        if (export := self._exports.pop(answer, None)) is not None:
+            export.stop()
             self._reads = deque(read for read in self._reads if read.export.answer is not answer)
 
     def submitted(self, step: Step | None) -> None:
@@ -111,12 +129,13 @@ class PageExports:
         before, waiting = self.tokens, {id(step) for step in open_steps}
         while self._reads and id(self._reads[0].step) not in waiting:
             read = self._reads.popleft()
-            data, export = read.data.result(), read.export
+            sizes, export = [len(part.result()) for part in read.parts], read.export
             export.delivered = read.end
             export.untaken.append(read.end)
             self.tokens += read.end - read.start
-            self.bytes += len(data)
-            self._deliver(export.answer, PageBlock(read.start, read.end, data))
+            self.bytes += sum(sizes)
+            read.committed = True
+            self._deliver_ready(export)
         ended = [export for export in self._exports.values() if export.delivered == export.end]
         for export in ended:
             self._scheduler.finish(export.sequence, "length")
@@ -126,18 +145,39 @@ class PageExports:
     def reset(self) -> None:
         """The contents of all pages are lost, and the sequences start again. What was delivered remains."""
         for export in self._exports.values():
+            export.stop()
             export.read = export.delivered
         self._reads.clear()
 
     def _read(self, export: Export, step: Step | None) -> None:
         kv, sequence = self._scheduler.kv, export.sequence
         while export.read < export.end and export.read - export.taken < self._most_open:
-            start, end = export.read, min(export.read + block_tokens(export.end), export.end)
-            if sequence.computed < end:
+            start, size = export.read, block_tokens(export.end)
+            whole = start + max(0, sequence.computed - start) // size * size
+            end = min(start + self._blocks * size, export.end if sequence.computed >= export.end else whole)
+            if end <= start:
                 return
-            data = self._read_pages(units_of(kv, sequence, start, end, export.end))
-            self._reads.append(Read(export, step, start, end, data))
+            parts = self._read_parts(units_of(kv, sequence, start, end, export.end))
+            read = Read(export, step, start, end, parts)
+            self._reads.append(read)
+            with export.lock:
+                export.coming.extend((read, index) for index in range(len(parts)))
+            for part in parts[:-1]:
+                part.add_done_callback(lambda _: self._deliver_ready(export))
             export.read = end
+
+    def _deliver_ready(self, export: Export) -> None:
+        """Deliver the parts that are there and all before which are, on the thread that has read one of them. The last
+        one of a block waits until its step is committed.
+        """
+        with export.lock:
+            while export.coming:
+                read, index = export.coming[0]
+                part, count = read.parts[index], len(read.parts)
+                if not part.done() or part.exception() or (index == count - 1 and not read.committed):
+                    return
+                export.coming.popleft()
+                self._deliver(export.answer, PageBlock(read.start, read.end, part.result(), index, count))
 
     def _hold(self, export: Export) -> None:
         """Compute no more of a prompt whose blocks nobody takes, or that is computed."""

@@ -20,7 +20,7 @@ from .answer import Answer
 from .images import prompt_keys
 from .kv_cache import KvCache
 from .model import TokenModel
-from .page_blocks import BlockWrite
+from .page_blocks import BlockWrite, LayeredRunner
 from .page_imports import write_block
 from .retained_pages import RetainedPages, read_retained, write_retained
 from .step_runner import StepRunner
@@ -85,7 +85,8 @@ class PrefixTraffic:
     def write_block(self, write: BlockWrite) -> bool:
         """See `page_imports.write_block`. Raises RequestError, and DeviceError."""
         block, adapter = write.block, self._adapter_key(write.adapter)
-        is_written = write_block(self._kv, self.write_pages, write.token_ids, block, adapter)
+        write_pages = self.write_pages if block.parts == 1 else self._write_layers
+        is_written = write_block(self._kv, write_pages, write.token_ids, block, adapter)
         if is_written:
             self.imported_tokens += block.end - block.start
             self.imported_bytes += len(block.data)
@@ -130,6 +131,22 @@ class PrefixTraffic:
         """`StepRunner.write_pages`, on this thread, after what the pages held was stored."""
         self.tiers.flush_evicted(self._open_steps())
         self._call(self._runner.write_pages, units, data)
+
+    def read_parts(self, units: Items[Items[int]]) -> list[Future[bytes]]:
+        """`LayeredRunner.read_layers` of the step that was submitted last, on this thread; for other runners one part,
+        `read_pages`.
+        """
+        if not isinstance(self._runner, LayeredRunner):
+            return [self.read_pages(units)]
+        parts: list[Future[bytes]] = self._call(self._runner.read_layers, units)
+        return parts
+
+    def _write_layers(self, units: Items[Items[int]], data: bytes) -> None:
+        """As `write_pages`, for the parts of a block. Raises RequestError for a runner without parts."""
+        if not isinstance(self._runner, LayeredRunner):
+            raise RequestError(f"{self._runner.device} reads whole pages; a block that has parts is another target's")
+        self.tiers.flush_evicted(self._open_steps())
+        self._call(self._runner.write_layers, units, data)
 
     def _adapter_key(self, name: str | None) -> str | None:
         return None if name is None else self._adapters.named(name).key

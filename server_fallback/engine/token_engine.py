@@ -155,7 +155,8 @@ class TokenEngine(EngineThread[EngineLoop]):
         try:
             while isinstance(item := await queue.next(), PageBlock):
                 yield item
-                self.take_block(answer)
+                if item.is_last:
+                    self.take_block(answer)
             yield item
         finally:
             self.abandon(answer)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.errors import DeviceError, NearfarError, Unavailable
@@ -23,7 +23,7 @@ from ..engine.stats import EngineStats
 from ..engine.token_engine import TokenEngine
 from ..log_event import log_event
 from ..processes.connection import Connection
-from ..processes.frames import Ask
+from ..processes.frames import Ask, ask
 from .mask_service import MaskService
 from .messages import (
     Abandon,
@@ -42,8 +42,6 @@ from .messages import (
 from .sent_images import SentImages
 
 FAILED = "failed"
-AnyEngine = TypeVar("AnyEngine", TokenEngine, EncoderEngine)
-Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
@@ -138,7 +136,8 @@ class EngineClient:
             self._send(Generate(number, replace(request, arrival=self.arrive()), is_constrained=False))
             while isinstance(item := await queue.next(), PageBlock):
                 yield item
-                self._send(TakeBlock(number))
+                if item.is_last:
+                    self._send(TakeBlock(number))
             yield item
         finally:
             if self._queues.pop(number, None) is not None:
@@ -146,11 +145,11 @@ class EngineClient:
 
     async def cached_tokens(self, token_ids: Sequence[int], adapter: str | None = None) -> int:
         """See `TokenEngine.cached_tokens`."""
-        return await self._ask(TokenEngine.cached_tokens, token_ids, adapter)
+        return await self._ask(ask(TokenEngine.cached_tokens, token_ids, adapter))
 
     async def write_block(self, write: BlockWrite) -> bool:
         """See `TokenEngine.write_block`."""
-        return await self._ask(TokenEngine.write_block, write)
+        return await self._ask(ask(TokenEngine.write_block, write))
 
     def arrive(self) -> int:
         """See `TokenEngine.arrive`."""
@@ -158,19 +157,19 @@ class EngineClient:
 
     async def reset_prefix_cache(self) -> None:
         """See `TokenEngine.reset_prefix_cache`."""
-        await self._ask(TokenEngine.reset_prefix_cache)
+        await self._ask(ask(TokenEngine.reset_prefix_cache))
 
     async def read_prefix(self, token_ids: Sequence[int], adapter: str | None = None) -> RetainedPages:
         """See `TokenEngine.read_prefix`."""
-        return await self._ask(TokenEngine.read_prefix, token_ids, adapter)
+        return await self._ask(ask(TokenEngine.read_prefix, token_ids, adapter))
 
     async def write_prefix(self, pages: RetainedPages) -> int:
         """See `TokenEngine.write_prefix`."""
-        return await self._ask(TokenEngine.write_prefix, pages)
+        return await self._ask(ask(TokenEngine.write_prefix, pages))
 
     async def encode(self, request: EncodeRequest) -> FloatArray:
         """See `EncoderEngine.encode`."""
-        return await self._ask(EncoderEngine.encode, request)
+        return await self._ask(ask(EncoderEngine.encode, request))
 
     def stats(self) -> EngineStats:
         """A snapshot, at most 0.1 s old. ``failure`` is set while the process is silent, or is started again."""
@@ -251,19 +250,13 @@ class EngineClient:
         if self._refusal is not None:
             raise self._refusal
 
-    async def _ask(
-        self,
-        method: Callable[Concatenate[AnyEngine, Arguments], Coroutine[Any, Any, Result]],
-        *arguments: Arguments.args,
-        **named: Arguments.kwargs,
-    ) -> Result:
+    async def _ask(self, message: Ask[Result]) -> Result:
         """The result of a method of the engine."""
         self._require_open()
-        assert not named, "arguments are sent without names"
-        result: Result = await self._call(Ask(method, arguments))
+        result: Result = await self._call(message)
         return result
 
-    async def _call(self, message: Ask | Listen) -> Any:
+    async def _call(self, message: Ask[Any] | Listen) -> Any:
         if self._connection is None:
             raise process_failed()
         return await self._connection.call(message, cancels=True)

@@ -52,6 +52,8 @@ class MaskService:
             self._check.cancel()
         self._tasks.clear()
         self._pool.close()
+        # It may be its owner's, whose this is.
+        self._send = lambda _: None
 
     def _returned(self) -> None:
         """Runs on one of the pool's threads."""

@@ -20,7 +20,7 @@ from ..engine.token_engine import TokenEngine
 from ..log_event import log_event
 from ..option_types import HANG_SECONDS
 from ..processes.child import Child
-from ..processes.frames import Ask
+from ..processes.frames import ask
 from ..processes.supervisor import Restarts, supervise
 from .engine_client import EngineClient
 from .messages import Close, EngineRecipe, Listen, Open
@@ -73,12 +73,12 @@ class RemoteEngine(EngineClient):
 
     async def load_adapter(self, name: str, states: Mapping[str, FloatArray]) -> None:
         """See `TokenEngine.load_adapter`."""
-        await self._ask(TokenEngine.load_adapter, name, states)
+        await self._ask(ask(TokenEngine.load_adapter, name, states))
         self._adapters[name] = states
 
     async def unload_adapter(self, name: str) -> None:
         """See `TokenEngine.unload_adapter`."""
-        await self._ask(TokenEngine.unload_adapter, name)
+        await self._ask(ask(TokenEngine.unload_adapter, name))
         self._adapters.pop(name, None)
 
     async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None:
@@ -92,6 +92,9 @@ class RemoteEngine(EngineClient):
                     await self._child.ended()
             await self._child.end(ENDED_SECONDS)
         await asyncio.to_thread(self._masks.close)
+        # Both refer to this engine, which would be kept with its model until the garbage collector runs.
+        self._child.release()
+        self._supervision = None
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -120,7 +123,7 @@ class RemoteEngine(EngineClient):
         connection = await self._child.start()
         await self._open(connection, Open(self._recipe, EngineConfig().max_mask_wait_seconds, self._hang_seconds))
         for name, states in self._adapters.items():
-            await self._call(Ask(TokenEngine.load_adapter, (name, states)))
+            await self._call(ask(TokenEngine.load_adapter, name, states))
         if self._folder is not None:
             await self._listen()
 

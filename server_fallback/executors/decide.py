@@ -65,17 +65,10 @@ class Decider:
         reading = reading_of(request, self.model.model)
         asked = SharedScript.of_thread().ask("askedQuestions", questions, reading)
         rows = await self._rows(messages_of(request), asked)
-        logprobs = await self._logprobs(rows, call)
-        decisions = SharedScript.of_thread().ask("readDecisions", questions, logprobs, reading)
         tokens = sum(len(row.prompt) + sum(map(len, row.answers)) for row in rows)
-        return DecideResponse(
-            id=f"decide-{uuid4().hex}",
-            created=int(time.time()),
-            model=self.model.name,
-            calibration_model=self.model.model,
-            decisions={name: decided(decisions[name], asked, name) for name in questions},
-            usage=EncodingUsage(prompt_tokens=tokens, total_tokens=tokens),
-        )
+        await call.expect(tokens)
+        logprobs = await self._logprobs(rows, call)
+        return answer_of(self.model, request, logprobs, tokens)
 
     async def _rows(self, messages: Sequence[Message], asked: Sequence[Mapping[str, Any]]) -> list[Row]:
         template = self.model.tokenizer.chat_template
@@ -176,6 +169,23 @@ class Decider:
         if not math.isfinite(total):
             raise RequestError("this model's engine computes no log-probabilities of prompts", param="model")
         return total
+
+
+def answer_of(
+    model: TextModel, request: DecideRequest, logprobs: Sequence[Sequence[float]], tokens: int
+) -> DecideResponse:
+    """The answer to a request, from the log-probabilities of each of its prompts, which have so many tokens in all."""
+    questions, reading = questions_of(request), reading_of(request, model.model)
+    asked = SharedScript.of_thread().ask("askedQuestions", questions, reading)
+    decisions = SharedScript.of_thread().ask("readDecisions", questions, logprobs, reading)
+    return DecideResponse(
+        id=f"decide-{uuid4().hex}",
+        created=int(time.time()),
+        model=model.name,
+        calibration_model=model.model,
+        decisions={name: decided(decisions[name], asked, name) for name in questions},
+        usage=EncodingUsage(prompt_tokens=tokens, total_tokens=tokens),
+    )
 
 
 def messages_of(request: DecideRequest) -> Sequence[Message]:

@@ -180,6 +180,7 @@ class EncoderExecutor:
 
     async def encode(self, texts: Sequence[EncodedText], call: Call) -> FloatArray:
         """The engine's rows for texts that are read."""
+        await call.expect(sum(len(text.ids) for text in texts))
         types = [text.token_types for text in texts]
         has_types = self.model.num_token_types > 0 and any(map(any, types))
         return await self._engine.encode(

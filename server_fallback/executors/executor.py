@@ -50,10 +50,10 @@ class Call:
 
     ``client`` identifies the sender, so that work can be shared fairly: "key NAME", or "address IP" if the server has
     no keys (the /64 network for IPv6); "" for calls of the server itself. ``priority`` is final: the requested one,
-    limited to what the key allows. For each answer, our own executors call ``observe_queue`` with the seconds until the
-    device received its first token, and ``observe_token`` with the id of each of its tokens. Before that, they call
-    ``observe_prompt_tokens`` with the number of the prompts' tokens, and ``observe_prompt_logprobs`` with the
-    log-probabilities of the prompt's last tokens, at most 32. Other executors call none of these. ``ignore_param`` is
+    limited to what the key allows. For ``expect_tokens``, see `expect`. For each answer, our own executors call
+    ``observe_queue`` with the seconds until the device received its first token, and ``observe_token`` with the id of
+    each of its tokens. Before that, they call ``observe_prompt_logprobs`` with the log-probabilities of the prompt's
+    last tokens, at most 32. Other executors call none of these. ``ignore_param`` is
     called with the name of a parameter that the model lacks, which is then ignored; None makes it an error.
     ``received`` is the body of a request that wants a receipt; our own executors call ``observe_receipt`` with that of
     an answer that was broken off. Far sides call ``observe_request`` with the body that they send. Pipelines call
@@ -67,8 +67,8 @@ class Call:
     deadline: float | None = None
     headers: dict[str, str] = field(default_factory=dict)
     client: str = ""
+    expect_tokens: Callable[[int, float], Awaitable[None]] | None = None
     observe_queue: Callable[[float], None] | None = None
-    observe_prompt_tokens: Callable[[int], None] | None = None
     observe_token: Callable[[int], None] | None = None
     observe_prompt_logprobs: Callable[[Sequence[float]], None] | None = None
     observe_step: Callable[[StepTime, float], None] | None = None
@@ -78,6 +78,14 @@ class Call:
     observe_request: Callable[[dict[str, Any]], None] | None = None
     confirmed: str | None = None
     prefill_from: str | None = None
+
+    async def expect(self, prompt_tokens: int, most: float = 0) -> None:
+        """Every executor calls this once it has read a request, before the first step: with the tokens of the prompts,
+        which other servers' executors estimate, and the ``most`` that the answers may have, infinity if nothing limits
+        them. Raises the error of a limit that they would exceed.
+        """
+        if self.expect_tokens is not None:
+            await self.expect_tokens(prompt_tokens, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,7 +433,14 @@ class Models(Protocol):
         """
 
     async def executor(self, name: str) -> Executor:
-        """The executor for a name; an adapter's executor applies the adapter. Raises UnknownModel. Returns at once."""
+        """The executor for a name; an adapter's executor applies the adapter. Raises UnknownModel, and Unavailable for
+        a model that still loads or sleeps. Returns at once; `using` is for a request, which needs it for a time.
+        """
+
+    def using(self, name: str) -> AbstractAsyncContextManager[Executor]:
+        """As `executor`, for a model that stays open in the context, however it is unloaded or sent to sleep
+        meanwhile.
+        """
 
     async def change(self, change: ModelChange) -> ModelCard | None:
         """Load or unload a model or an adapter. Returns the card of what was loaded.
@@ -433,8 +448,9 @@ class Models(Protocol):
         A load returns when the model is ready. It raises RequestError for a name in use, an invalid folder or an
         adapter that does not fit, BundleError and CheckpointError, and Unavailable if the memory does not suffice;
         after a failure nothing of the model remains. An unload waits for the running requests, then frees the memory;
-        an alias loses only its name. A model that sleeps answers no requests and holds no memory; a sleep waits for
-        running requests too. Raises UnknownModel for a model or an adapter that is not loaded.
+        an alias loses only its name. A model that sleeps refuses requests ("model_asleep") and holds no memory; a
+        sleep waits for running requests too. Both wait for ten minutes at most. Raises UnknownModel for a model or an
+        adapter that is not loaded.
         """
 
     async def close(self, drain_seconds: float) -> None:
@@ -443,10 +459,7 @@ class Models(Protocol):
 
 @runtime_checkable
 class LoadsOnUse(Models, Protocol):
-    """Models that are loaded when a request needs them, and unloaded later."""
-
-    def using(self, name: str) -> AbstractAsyncContextManager[Executor]:
-        """The executor for a name, which stays loaded in the context. Raises UnknownModel, and what loading raises."""
+    """Models that are loaded when a request needs them, and unloaded later. `using` raises what loading raises."""
 
     def keep(self, name: str, seconds: float) -> None:
         """How long the model stays loaded after its last request; infinity for ever. Without effect on a model that is

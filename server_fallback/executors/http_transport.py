@@ -18,6 +18,7 @@ from urllib.request import getproxies
 import httpx
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from nearfar.compiler.given_file import read_given
 from nearfar.compiler.runtime.errors import RequestError, reason_of
 
 MAX_IDLE_CONNECTIONS = 64
@@ -48,6 +49,7 @@ def trusting(ca: Path, *, trust_env: bool = True) -> ssl.SSLContext:
     """The context of a client that accepts the authorities in a PEM file, and the usual ones. Raises RequestError."""
     context = httpx.create_ssl_context(trust_env=trust_env)
     try:
+        read_given(ca)
         context.load_verify_locations(ca)
     except OSError as error:
         reason = getattr(error, "reason", None) or reason_of(error)

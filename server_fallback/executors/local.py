@@ -169,8 +169,7 @@ class LocalExecutor:
             requests += await self._token_requests(asked, prompt, call)
             text = replace(text, state=prompt.state)
             num_prompt_tokens += len(prompt.ids)
-        if call.observe_prompt_tokens is not None:
-            call.observe_prompt_tokens(num_prompt_tokens)
+        await call.expect(num_prompt_tokens, sum(map(self._room, requests)))
         if self.slots is not None and source is self._engine:
             source = self.slots.source(request.id_slot)
         answer = asked.answer(requests, output)
@@ -275,7 +274,7 @@ class LocalExecutor:
             )
         asked = export_request(request, pages, call)
         check_prompt(asked.prompt_ids, self._model.vocab_size, self.context, "prompt")
-        return page_frames(engine, asked, pages)
+        return page_frames(engine, asked, pages, request.shared)
 
     def prefill(self, request: PrefillRequest, call: Call, counts: Counts) -> AsyncGenerator[bytes, None]:
         source, layout = self._readable

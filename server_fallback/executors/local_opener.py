@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from uuid import uuid4
 
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle, open_any
 from nearfar.compiler.bundle.manifest import DRAFT, MANIFEST_FILE, Manifest
-from nearfar.compiler.bundle.signature import read_trusted_keys
+from nearfar.compiler.bundle.signature import TrustedKey, read_trusted_keys
 from nearfar.compiler.demo import DEMOS
 from nearfar.compiler.formats.ignored_keys import IgnoredKeys
 from nearfar.compiler.names import EXPORTS
@@ -54,7 +55,7 @@ from .local_share import LocalShare, SpeechShare
 from .memory import context_bytes, plan_memory, weight_bytes
 from .page_transfer import PageIdentity
 from .registry import default_name
-from .shared_opener import open_workers
+from .shared_opener import open_encoder, open_workers
 from .slot_files import FLAG, SlotFiles
 from .slots import Slots
 from .speech_executor import SpeechExecutor
@@ -100,6 +101,8 @@ class LocalOpener:
         self._store = Store.of_user()
         # One process for all models.
         self._compiler = GrammarCompiler()
+        # A check of a manifest may use the shared script, of which each thread keeps one: 2.3 MB.
+        self._reader = ThreadPoolExecutor(1, "nearfar-bundles")
 
     def require_ignored_keys(self) -> None:
         """Raises RequestError for a key to ignore that no model had so far."""
@@ -174,7 +177,8 @@ class LocalOpener:
             opened = await asyncio.to_thread(recipe.open)
             assert isinstance(opened, EncoderEngine)
             engine = opened
-        return EncoderExecutor(engine, text, memory_bytes=planned.memory.total_bytes, device=engine.device, share=share)
+        memory_bytes = planned.memory.total_bytes
+        return await open_encoder(engine, text, self._compiler, options.images, memory_bytes=memory_bytes, share=share)
 
     async def _open(
         self,
@@ -309,7 +313,7 @@ class LocalOpener:
             if models.has(model):
                 progress = partial(self._progress, model)
                 pulled = await asyncio.to_thread(models.cached, model, options.target, self._trusted, progress)
-                return await asyncio.to_thread(open_any, pulled, self._trusted)
+                return await self._read_bundle(pulled, self._trusted)
         stored = await asyncio.to_thread(self._stored, model)
         if stored is not None:
             path = await asyncio.to_thread(self._store.path, stored)
@@ -323,7 +327,7 @@ class LocalOpener:
                 param="model",
             ) from error
         if is_bundle:
-            return with_template(await asyncio.to_thread(open_any, path, self._trusted), stored)
+            return with_template(await self._read_bundle(path, self._trusted), stored)
         target = options.target or default_target()
         given = {each.name: getattr(options, each.name) for each in fields(ModelOptions)}
         given["ignore_keys"] = self._ignored_keys.keys
@@ -342,7 +346,10 @@ class LocalOpener:
                 wanted = replace(wanted, ignore_keys=self._ignored_keys.without_missing(wanted.ignore_keys, error))
             else:
                 self._ignored_keys.found(wanted.ignore_keys)
-                return with_template(await asyncio.to_thread(open_any, bundle), stored)
+                return with_template(await self._read_bundle(bundle), stored)
+
+    async def _read_bundle(self, path: Path, trusted: Sequence[TrustedKey] = ()) -> Bundle | ExportBundle:
+        return await asyncio.get_running_loop().run_in_executor(self._reader, open_any, path, trusted)
 
     def _stored(self, model: str) -> StoredModel | None:
         """The stored model of this name, unless it is also a path or a demo."""

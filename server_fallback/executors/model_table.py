@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from nearfar.compiler.ir.tasks import Task
@@ -14,14 +15,38 @@ from .executor import Executor, ExecutorState, HasAdapters, TellsAbilities, Unkn
 
 LOADING = ExecutorState(ready=False, detail="loading")
 ASLEEP = ExecutorState(ready=False, detail="asleep", memory_bytes=0)
+# Of a model of the store, which a request loads.
+NOT_LOADED = ExecutorState(ready=False, detail="not loaded", memory_bytes=0)
+POLL_SECONDS = 0.02
+
+
+@dataclass(eq=False, slots=True)
+class Users:
+    """How many use a model's executor: requests from before their first step until after their last one. Its own counts
+    have them only while they wait for the device, or run there. ``changed`` is called after each change.
+    """
+
+    count: int = 0
+    changed: Callable[[], None] = lambda: None
+
+    def add(self, count: int) -> None:
+        self.count += count
+        self.changed()
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        self.add(1)
+        try:
+            yield
+        finally:
+            self.add(-1)
 
 
 @dataclass(eq=False)
 class ModelEntry:
     """A model. ``executor`` is None while the model loads or sleeps; ``asleep`` is its own card then. ``adapters`` are
-    its adapters' hashes by name, ``adapter_paths`` their folders; ``model`` is what it was loaded from. ``is_used``:
-    whether a request holds it, also between answers; then a model that was withdrawn stays open. ``release`` is called
-    when its executor has been closed.
+    its adapters' hashes by name, ``adapter_paths`` their folders; ``model`` is what it was loaded from. The executor is
+    closed when it has no ``users``, and ``release`` is called then.
     """
 
     name: str
@@ -37,8 +62,14 @@ class ModelEntry:
     asleep: ModelCard | None = None
     # Held while it falls asleep, or wakes up.
     moving: asyncio.Lock = field(default_factory=asyncio.Lock)
-    is_used: Callable[[], bool] = lambda: False
+    users: Users = field(default_factory=Users)
     release: Callable[[], None] = lambda: None
+
+    async def unused(self) -> None:
+        """Return when nobody uses its executor, and that runs no answer."""
+        assert self.executor is not None
+        while self.users.count or (state := self.executor.state()).running + state.waiting:
+            await asyncio.sleep(POLL_SECONDS)
 
     def state(self) -> ExecutorState:
         if self.executor is not None:
@@ -55,6 +86,17 @@ class ModelEntry:
             return []
         aliases = [own.model_copy(update={"id": name}) for name in self.aliases]
         return [own, *aliases, *(own.model_copy(update={"id": name, "parent": self.name}) for name in self.adapters)]
+
+    def answering(self, name: str) -> Executor:
+        """The executor for one of its names. Raises Unavailable while the model loads or sleeps."""
+        if self.executor is None and self.asleep is not None:
+            raise Unavailable(f"{name}: the model is asleep; an admin wakes it: POST /wake_up", code="model_asleep")
+        if self.executor is None:
+            raise Unavailable(f"{name}: the model is still loading; try again soon", retry_after_seconds=5.0)
+        if name in self.adapters:
+            assert isinstance(self.executor, HasAdapters)
+            return self.executor.with_adapter(name, self.adapters[name])
+        return self.executor
 
     def _card(self, executor: Executor) -> ModelCard:
         # An upstream may not report its context.
@@ -108,16 +150,16 @@ class ModelTable:
         raise UnknownModel(f"the model {name[:100]!r} is not loaded; loaded: {names}", param="model")
 
     def executor(self, name: str) -> Executor:
-        """Raises UnknownModel, and Unavailable while the model loads or sleeps."""
+        """Raises UnknownModel, and the errors of `ModelEntry.answering`."""
+        return self.find(name).answering(name)
+
+    @asynccontextmanager
+    async def using(self, name: str) -> AsyncGenerator[Executor]:
+        """The executor for a name, which stays open in the context. Raises the errors of `executor`."""
         entry = self.find(name)
-        if entry.executor is None and entry.asleep is not None:
-            raise Unavailable(f"{name}: the model is asleep; an admin wakes it: POST /wake_up", code="model_asleep")
-        if entry.executor is None:
-            raise Unavailable(f"{name}: the model is still loading; try again soon", retry_after_seconds=5.0)
-        if name in entry.adapters:
-            assert isinstance(entry.executor, HasAdapters)
-            return entry.executor.with_adapter(name, entry.adapters[name])
-        return entry.executor
+        executor = entry.answering(name)
+        with entry.users.one_more():
+            yield executor
 
     def require_free(self, names: Sequence[str]) -> None:
         """Raises RequestError for a name that is in use, or given twice."""

@@ -19,7 +19,7 @@ from nearfar.compiler.runtime.errors import Unavailable
 from nearfar.compiler.runtime.page_groups import pages_bytes
 
 from ..engine.encoded_prefix import PrefixKey
-from ..engine.page_blocks import PageBlock, block_tokens
+from ..engine.page_blocks import LAYERED_BLOCKS, PageBlock, block_tokens
 from ..schema.frame import SIZES
 from ..schema.pages import FRAME, VERSION, BlockFrame, Frame
 
@@ -60,8 +60,8 @@ class PageIdentity:
         return PageIdentity(key.bundle, key.activation, manifest.page_size, size)
 
     def most_bytes(self, total: int) -> int:
-        """The largest payload of a transfer of ``total`` tokens."""
-        return self.page_bytes * (block_tokens(total) // self.page_size + 1)
+        """The largest block of a transfer of ``total`` tokens."""
+        return self.page_bytes * (LAYERED_BLOCKS * block_tokens(total) // self.page_size + 1)
 
 
 class BlockChain:
@@ -70,29 +70,36 @@ class BlockChain:
     def __init__(self, identity: PageIdentity, token_ids: Sequence[int], start: int) -> None:
         self._tokens = np.array(token_ids, "<i4")
         self._position = start
+        self._block = sha256()
         known = f"{VERSION} {identity.bundle} {identity.activation} {start} ".encode()
         self._last = sha256(known + self._tokens[:start].tobytes()).digest()
 
     async def next(self, block: PageBlock) -> str:
+        """Of a block or of a part of it, which follows the part before it."""
         if len(block.data) <= INLINE_BYTES:
             return self._next(block)
         return await asyncio.to_thread(self._next, block)
 
     def _next(self, block: PageBlock) -> str:
-        found = sha256(self._last + struct.pack("<QQ", block.start, block.end))
-        found.update(self._tokens[self._position : block.end].tobytes())
-        found.update(block.data)
-        self._last, self._position = found.digest(), block.end
-        return found.hexdigest()
+        if block.part == 0:
+            self._block = sha256(self._last + struct.pack("<QQ", block.start, block.end))
+            self._block.update(self._tokens[self._position : block.end].tobytes())
+        self._block.update(block.data)
+        if block.is_last:
+            self._last, self._position = self._block.digest(), block.end
+        return self._block.hexdigest()
 
 
 class FrameReader:
     """Reads frames from ``read``, which returns the next bytes, empty at the end. Raises TransferFailed for what is not
-    a frame, and for a payload of more than ``most_bytes``.
+    a frame, and for a payload of more than ``most_bytes``. ``shared`` returns the next payload in shared memory, of a
+    size; None if there is no such memory.
     """
 
-    def __init__(self, read: Callable[[], Awaitable[bytes]], most_bytes: int) -> None:
-        self._read, self._most_bytes = read, most_bytes
+    def __init__(
+        self, read: Callable[[], Awaitable[bytes]], most_bytes: int, shared: Callable[[int], bytes] | None = None
+    ) -> None:
+        self._read, self._most_bytes, self._shared = read, most_bytes, shared
         # What was read beyond the last frame.
         self._rest = b""
         self.bytes = 0
@@ -100,7 +107,7 @@ class FrameReader:
     async def next(self) -> tuple[Frame, bytes]:
         header_bytes, payload_bytes = SIZES.unpack(await self._take(SIZES.size))
         if header_bytes > MAX_HEADER_BYTES or payload_bytes > self._most_bytes:
-            raise damaged(f"a frame of {header_bytes} and {payload_bytes} bytes, at most {self._most_bytes} fit")
+            raise self._too_large(header_bytes, payload_bytes)
         text = await self._take(header_bytes)
         try:
             header = FRAME.validate_json(text)
@@ -108,7 +115,17 @@ class FrameReader:
             raise damaged("a frame whose header is not one of this protocol") from error
         if payload_bytes and not isinstance(header, BlockFrame):
             raise damaged(f"a frame of the kind {header.kind!r} with a payload")
+        if isinstance(header, BlockFrame) and (size := header.shared_bytes):
+            if size > self._most_bytes:
+                raise self._too_large(header_bytes, size)
+            if payload_bytes or self._shared is None:
+                raise damaged("a block in shared memory that was not asked for")
+            self.bytes += size
+            return header, self._shared(size)
         return header, await self._take(payload_bytes)
+
+    def _too_large(self, header_bytes: int, payload_bytes: int) -> TransferFailed:
+        return damaged(f"a frame of {header_bytes} and {payload_bytes} bytes, at most {self._most_bytes} fit")
 
     async def _take(self, size: int) -> bytes:
         # Parts are joined once: each further copy of the pages takes as long as receiving them.

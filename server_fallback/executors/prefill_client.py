@@ -21,11 +21,12 @@ from nearfar.compiler.runtime.errors import (
     Unavailable,
 )
 
-from ..engine.page_blocks import BlockWrite, PageBlock
+from ..engine.page_blocks import BlockWrite, PageBlock, joined
 from ..schema.pages import PAGES_ROUTE, VERSION, BlockFrame, EndFrame, ErrorFrame, PagesRequest
 from .executor import Call
 from .page_transfer import BlockChain, FrameReader, PageIdentity, Reason, TransferFailed, damaged
 from .refusal import streamed_error
+from .shared_pages import SharedReader
 from .upstream import Upstream, reader_of
 
 # A worker that sends nothing for so long, not even that it is still there, has lost the request.
@@ -66,20 +67,22 @@ async def transfer(
     """``next_token`` follows the prefix. Raises TransferFailed; then ``wanted`` states what has been done."""
     total = len(wanted.token_ids)
     wanted.done = wanted.start
-    request = PagesRequest(
-        version=VERSION,
-        model=wanted.model,
-        bundle=identity.bundle,
-        activation=identity.activation,
-        prompt=[*wanted.token_ids, next_token],
-        start=wanted.start,
-        end=total,
-        priority=wanted.priority,
-    )
     call = Call("prefill", deadline=wanted.deadline)
     began = False
     try:
         async with AsyncExitStack() as opened:
+            shared = opened.enter_context(SharedReader()) if upstream.is_here else None
+            request = PagesRequest(
+                version=VERSION,
+                model=wanted.model,
+                bundle=identity.bundle,
+                activation=identity.activation,
+                prompt=[*wanted.token_ids, next_token],
+                start=wanted.start,
+                end=total,
+                priority=wanted.priority,
+                shared=None if shared is None else shared.name,
+            )
             async with asyncio.timeout(SILENT_SECONDS):
                 response = await opened.enter_async_context(
                     upstream.sent("POST", PAGES_ROUTE, request.model_dump(mode="json"), call)
@@ -87,7 +90,9 @@ async def transfer(
             began = True
             read = reader_of(response, lambda _: False)
             frames = FrameReader(
-                lambda: read(min(wanted.deadline, monotonic() + SILENT_SECONDS)), identity.most_bytes(total)
+                lambda: read(min(wanted.deadline, monotonic() + SILENT_SECONDS)),
+                identity.most_bytes(total),
+                None if shared is None else shared.take,
             )
             try:
                 has_room = await _receive(frames, engine, identity, wanted)
@@ -109,7 +114,7 @@ async def transfer(
 async def _receive(frames: FrameReader, engine: ImportingEngine, identity: PageIdentity, wanted: Transfer) -> bool:
     """False if there is no room for a block."""
     total, chain = len(wanted.token_ids), BlockChain(identity, wanted.token_ids, wanted.start)
-    size, received = identity.page_size, wanted.start
+    size, received, parts = identity.page_size, wanted.start, list[PageBlock]()
     async with _Writes(engine, wanted) as writes:
         while True:
             header, data = await frames.next()
@@ -119,11 +124,21 @@ async def _receive(frames: FrameReader, engine: ImportingEngine, identity: PageI
                     follows = start == received if received > wanted.start else start >= wanted.start
                     if not follows or start % size or end % size or not start < end <= total:
                         raise damaged(f"the tokens {start} to {end} after {received} of {total}")
-                    block = PageBlock(start, end, data)
+                    block = PageBlock(start, end, data, header.part, header.parts)
+                    if block.part == 0:
+                        parts.clear()
+                    if block.part != len(parts) or any(_shape(block) != _shape(part) for part in parts):
+                        raise damaged(f"part {block.part} of {block.parts} after {len(parts)} of another block")
                     if await chain.next(block) != header.sha256:
                         raise damaged(f"other bytes, tokens or pages of another model for the tokens {start} to {end}")
-                    if not await writes.add(block):
+                    parts.append(block)
+                    if (size_bytes := sum(len(part.data) for part in parts)) > identity.most_bytes(total):
+                        raise damaged(f"a block of {size_bytes} bytes, at most {identity.most_bytes(total)} fit")
+                    if not block.is_last:
+                        continue
+                    if not await writes.add(joined(parts)):
                         return False
+                    parts.clear()
                     received = end
                 case EndFrame():
                     if not await writes.finish():
@@ -134,6 +149,10 @@ async def _receive(frames: FrameReader, engine: ImportingEngine, identity: PageI
                     return True
                 case ErrorFrame(error=error):
                     raise streamed_error("the prefill worker", error.model_dump())
+
+
+def _shape(block: PageBlock) -> tuple[int, int, int]:
+    return block.start, block.end, block.parts
 
 
 class _Writes:

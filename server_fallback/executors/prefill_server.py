@@ -18,6 +18,7 @@ from ..schema.frame import frame
 from ..schema.pages import VERSION, BlockFrame, EndFrame, PagesRequest, WaitFrame
 from .executor import Call
 from .page_transfer import BlockChain, PageIdentity
+from .shared_pages import SharedWriter
 
 # While a block is computed, the other side gets a frame at this interval, so that it notices a worker that hangs.
 BEAT_SECONDS = 1.0
@@ -65,31 +66,41 @@ def export_request(request: PagesRequest, identity: PageIdentity, call: Call) ->
 
 
 async def page_frames(
-    engine: ExportingEngine, request: TokenRequest, identity: PageIdentity
+    engine: ExportingEngine, request: TokenRequest, identity: PageIdentity, shared_name: str | None = None
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the parts of the answer; those of a block are its header and its payload. Raises the errors of the
-    engine.
+    """Yield the parts of the answer; those of a block are its header, and its payload unless the client at
+    ``shared_name`` gets it in shared memory. Raises the errors of the engine.
     """
     wanted = request.export
     assert wanted is not None
     chain = BlockChain(identity, request.prompt_ids[: wanted.stop], wanted.start)
-    async with aclosing(engine.export(request)) as items:
-        while True:
-            waiting = asyncio.ensure_future(anext(items))
-            try:
-                while not (await asyncio.wait({waiting}, timeout=BEAT_SECONDS))[0]:
-                    # The engine's process may hang: then nothing is sent.
-                    if engine.stats().failure is None:
-                        yield frame(WaitFrame().model_dump())
-                item = waiting.result()
-            finally:
-                if not waiting.done():
-                    waiting.cancel()
-                    await asyncio.gather(waiting, return_exceptions=True)
-            if isinstance(item, AnswerEnd):
-                cached = max(0, item.cached_tokens - wanted.start)
-                yield frame(EndFrame(cached_tokens=cached, queue_seconds=item.queue_seconds).model_dump())
-                return
-            header = BlockFrame(start=item.start, end=item.end, sha256=await chain.next(item))
-            yield frame(header.model_dump(), item.data)
-            yield item.data
+    with SharedWriter(shared_name) as shared:
+        async with aclosing(engine.export(request)) as items:
+            while True:
+                waiting = asyncio.ensure_future(anext(items))
+                try:
+                    while not (await asyncio.wait({waiting}, timeout=BEAT_SECONDS))[0]:
+                        # The engine's process may hang: then nothing is sent.
+                        if engine.stats().failure is None:
+                            yield frame(WaitFrame().model_dump())
+                    item = waiting.result()
+                finally:
+                    if not waiting.done():
+                        waiting.cancel()
+                        await asyncio.gather(waiting, return_exceptions=True)
+                if isinstance(item, AnswerEnd):
+                    cached = max(0, item.cached_tokens - wanted.start)
+                    yield frame(EndFrame(cached_tokens=cached, queue_seconds=item.queue_seconds).model_dump())
+                    return
+                for part in await block_parts(item, chain, shared):
+                    yield part
+
+
+async def block_parts(block: PageBlock, chain: BlockChain, shared: SharedWriter) -> list[bytes]:
+    """The frame of a block, and its payload unless that is in shared memory."""
+    header = BlockFrame(
+        start=block.start, end=block.end, sha256=await chain.next(block), part=block.part, parts=block.parts
+    )
+    if await shared.send(block.data):
+        return [frame({**header.model_dump(), "shared_bytes": len(block.data)})]
+    return [frame(header.model_dump(), block.data), block.data]

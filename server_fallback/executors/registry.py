@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
 from nearfar.compiler.cli.output import megabytes
 from nearfar.compiler.ir.tasks import Task
 from nearfar.compiler.runtime.errors import RequestError, Unavailable
 
-from ..garbage import collect_now
+from ..garbage import free_memory
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
 from .executor import (
     Executor,
@@ -30,31 +32,50 @@ from .executor import (
 )
 from .model_table import ModelEntry, ModelTable
 
-POLL_SECONDS = 0.02
+Result = TypeVar("Result")
 UNLOAD_DRAIN_SECONDS = 600.0
 SHUTTING_DOWN = "the server is shutting down and loads no more models; use another server"
 
 
+class Elsewhere(Protocol):
+    """The other processes of this server, which use the models of this one."""
+
+    async def publish(self) -> None:
+        """Return when they know the names and models of now."""
+
+    async def unused(self, executor: Executor) -> None:
+        """Return when none of them uses this executor any more, which has no name."""
+
+
 class Registry:
     """Implements `Models`. ``memory_bytes`` is the limit for all models together, None for no limit. ``closed``: it
-    loads no more models. ``publish`` is awaited with each change of the names and models.
+    loads no more models. ``elsewhere`` is there if other processes use the models.
     """
 
     def __init__(self, opener: Opener, memory_bytes: int | None = None) -> None:
         self._opener, self._budget = opener, memory_bytes
         self._table = ModelTable()
-        # The tasks that load models, by name.
+        # The tasks that load models, by name, and those that wake them up.
         self._loads: dict[str, asyncio.Task[ModelCard]] = {}
+        self._wakes: set[asyncio.Task[None]] = set()
         # Models that no name finds, but whose memory is taken: those that are being unloaded, or were opened apart.
         self._unnamed: set[ModelEntry] = set()
         self.closed = False
-        self.publish: Callable[[], Awaitable[None]] | None = None
-        # The tasks that close models without a name when their running answers have ended.
+        self.elsewhere: Elsewhere | None = None
+        # The tasks that close models without a name when nobody uses them any more.
         self._leaves: set[asyncio.Task[None]] = set()
 
     def entries(self) -> Iterator[ModelEntry]:
         """All models, those that load included."""
         return iter(self._table)
+
+    def entry(self, name: str) -> ModelEntry:
+        """The model of this name. Raises UnknownModel."""
+        return self._table.find(name)
+
+    def opened(self) -> Iterator[ModelEntry]:
+        """All models that are open, those without a name included."""
+        return (entry for entry in (*self._table, *self._unnamed) if entry.executor is not None)
 
     def cards(self) -> Sequence[ModelCard]:
         return self._table.cards()
@@ -79,18 +100,21 @@ class Registry:
     async def executor(self, name: str) -> Executor:
         return self._table.executor(name)
 
+    def using(self, name: str) -> AbstractAsyncContextManager[Executor]:
+        return self._table.using(name)
+
     async def change(self, change: ModelChange) -> ModelCard | None:
-        if self.publish is None:
+        if self.elsewhere is None:
             return await self._changed(change)
         task = asyncio.ensure_future(self._changed(change))
         # Let the task start: the names of a model that is being unloaded are gone at once.
         await asyncio.sleep(0)
         try:
             if not task.done():
-                await self.publish()
+                await self.elsewhere.publish()
             return await task
         finally:
-            await self.publish()
+            await self.elsewhere.publish()
 
     async def _changed(self, change: ModelChange) -> ModelCard | None:
         match change:
@@ -117,14 +141,14 @@ class Registry:
         name = request.name or default_name(request.model)
         entry, loading = self._table.get(name), self._loads.get(name)
         if entry is not None and loading is not None and entry.model == request.model:
-            return await self._loaded(loading)
+            return await _result(loading)
         self._table.require_free([name, *request.aliases])
         entry = ModelEntry(name, request.model, int(time.time()), aliases=list(request.aliases))
         self._table.put(entry)
         loading = self._loads[name] = asyncio.create_task(self._load(entry))
         # If no caller waits any more, nothing else retrieves the exception.
         loading.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await self._loaded(loading)
+        return await _result(loading)
 
     async def open_apart(self, request: LoadRequest) -> ModelEntry:
         """Open a model that no name finds until `swap`, or `close_apart`. Raises the errors of `load`."""
@@ -184,8 +208,8 @@ class Registry:
             found = self._table.get(name)
             if found is not None:
                 found.aliases = list(names)
-        if self.publish is not None:
-            await self.publish()
+        if self.elsewhere is not None:
+            await self.elsewhere.publish()
         for entry in old:
             self._leave(entry)
 
@@ -202,17 +226,15 @@ class Registry:
         if name in entry.adapters:
             await self.unload_adapter(UnloadAdapterRequest(lora_name=name))
             return
-        # The answers that run do not end with a caller who gives up waiting for them.
-        await asyncio.shield(self.withdraw(name))
+        await closed(self.withdraw(entry))
 
-    def withdraw(self, name: str, is_used: Callable[[], bool] = lambda: False) -> asyncio.Task[None]:
-        """Remove the names of a model at once. The task closes it when its running answers have ended and it is not
-        used. Raises UnknownModel, and RequestError while it loads.
+    def withdraw(self, entry: ModelEntry) -> asyncio.Task[None]:
+        """Remove the names of a model at once. The task closes it when nobody uses it any more (see `closed`). Raises
+        RequestError while it loads.
         """
-        entry = self._table.find(name)
         if entry.executor is None and entry.asleep is None:
-            raise RequestError(f"{name}: the model is still loading; unload it when the load is done", param="model")
-        entry.is_used = is_used
+            message = f"{entry.name}: the model is still loading; unload it when the load is done"
+            raise RequestError(message, param="model")
         self._withdraw(entry)
         return self._leave(entry)
 
@@ -222,44 +244,48 @@ class Registry:
         return bool(self._leaves)
 
     async def sleep(self, name: str) -> None:
-        """Free the memory of a model once its running answers have ended. Its names stay."""
+        """Free the memory of a model once nobody uses it any more. Its names stay, and refuse requests at once."""
         entry = self._table.find(name)
         async with entry.moving:
-            executor = entry.executor
-            if executor is None:
+            if entry.executor is None:
                 if entry.asleep is None:
                     raise RequestError(f"{name}: the model is still loading", param="model")
                 return
-            entry.asleep, entry.executor = entry.cards()[0], None
-            if self.publish is not None:
-                await self.publish()
+            # What was open leaves like a model that is unloaded.
+            opened = replace(entry, aliases=[], adapters={}, moving=asyncio.Lock())
+            entry.asleep, entry.executor, entry.memory_bytes = entry.cards()[0], None, 0
+            self._unnamed.add(opened)
             try:
-                await _ended(entry, executor, UNLOAD_DRAIN_SECONDS)
+                if self.elsewhere is not None:
+                    await self.elsewhere.publish()
             finally:
-                await _close(entry, executor)
-            entry.memory_bytes = 0
+                leaving = self._leave(opened)
+            await closed(leaving)
 
     async def wake(self, name: str) -> None:
         """Open a model again that sleeps, with its adapters. Raises the errors of `load`, and then it sleeps on."""
-        entry = self._table.find(name)
+        if self.closed:
+            raise Unavailable(SHUTTING_DOWN)
+        waking = asyncio.ensure_future(self._wake(self._table.find(name)))
+        self._wakes.add(waking)
+        waking.add_done_callback(self._wakes.discard)
+        await _result(waking)
+
+    async def _wake(self, entry: ModelEntry) -> None:
         async with entry.moving:
-            if self.closed:
-                raise Unavailable(SHUTTING_DOWN)
             if entry.asleep is None:
                 return
+            executor: Executor | None = None
             try:
                 executor = await self._open(entry)
-            except BaseException:
-                entry.memory_bytes = 0
-                raise
-            try:
                 for adapter, path in entry.adapter_paths.items():
                     assert isinstance(executor, TakesAdapters)
                     entry.adapters[adapter] = await executor.load_adapter(adapter, path)
-                if self._table.get(entry.name) is not entry or self.closed:
-                    raise Unavailable(f"{name}: was unloaded while it woke up")
+                if self._table.get(entry.name) is not entry:
+                    raise Unavailable(f"{entry.name}: was unloaded while it woke up")
             except BaseException:
-                await _close(entry, executor)
+                if executor is not None:
+                    await _close(entry, executor)
                 entry.memory_bytes = 0
                 raise
             entry.executor, entry.asleep = executor, None
@@ -279,7 +305,8 @@ class Registry:
         # Add the name now, so that no other request can use it meanwhile.
         entry.adapters[request.lora_name] = ""
         try:
-            entry.adapters[request.lora_name] = await executor.load_adapter(request.lora_name, request.lora_path)
+            with entry.users.one_more():
+                entry.adapters[request.lora_name] = await executor.load_adapter(request.lora_name, request.lora_path)
             entry.adapter_paths[request.lora_name] = request.lora_path
         except BaseException:
             del entry.adapters[request.lora_name]
@@ -300,15 +327,15 @@ class Registry:
         entry.adapter_paths.pop(name, None)
         if entry.executor is not None:
             assert isinstance(entry.executor, TakesAdapters)
-            await entry.executor.unload_adapter(name)
+            with entry.users.one_more():
+                await entry.executor.unload_adapter(name)
 
     async def close(self, drain_seconds: float) -> None:
         self.closed = True
-        loads = list(self._loads.values())
-        leaves = list(self._leaves)
-        for task in (*loads, *leaves):
+        tasks: list[asyncio.Task[Any]] = [*self._loads.values(), *self._wakes, *self._leaves]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*loads, *leaves, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         # A task that was cancelled before it began has closed nothing.
         unnamed = [entry for entry in self._unnamed if entry.executor is not None]
         await asyncio.gather(*(self.close_apart(entry) for entry in unnamed))
@@ -316,14 +343,6 @@ class Registry:
         for entry in entries:
             self._withdraw(entry)
         await asyncio.gather(*(self._drained(entry, drain_seconds) for entry in entries))
-
-    async def _loaded(self, loading: asyncio.Task[ModelCard]) -> ModelCard:
-        try:
-            return await asyncio.shield(loading)
-        except asyncio.CancelledError:
-            if not loading.cancelled():
-                raise
-            raise Unavailable(SHUTTING_DOWN) from None
 
     async def _open(self, entry: ModelEntry) -> Executor:
         opening = await self._opener.prepare(entry.model, entry.name)
@@ -378,19 +397,35 @@ class Registry:
         return task
 
     async def _drained(self, entry: ModelEntry, drain_seconds: float) -> None:
-        """Close the executor when its requests have ended or the time is over. A model that sleeps has none."""
+        """Close the executor when nobody uses it, here or elsewhere, or the time is over. One that sleeps has none."""
         try:
-            if entry.executor is not None:
-                await _ended(entry, entry.executor, drain_seconds)
+            if entry.executor is None:
+                async with entry.moving:
+                    return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(drain_seconds):
+                    if self.elsewhere is not None:
+                        await self.elsewhere.unused(entry.executor)
+                    await entry.unused()
         finally:
             await self.close_apart(entry)
 
 
-async def _ended(entry: ModelEntry, executor: Executor, seconds: float) -> None:
-    """Wait until no request runs or will run, at most so long."""
-    give_up = time.monotonic() + seconds
-    while (entry.is_used() or (state := executor.state()).running + state.waiting > 0) and time.monotonic() < give_up:
-        await asyncio.sleep(POLL_SECONDS)
+async def closed(leaving: asyncio.Task[None]) -> None:
+    """Wait for the task of `Registry.withdraw`, which goes on if its caller leaves, and ends with the registry."""
+    await asyncio.wait([leaving])
+    if not leaving.cancelled():
+        leaving.result()
+
+
+async def _result(opening: asyncio.Task[Result]) -> Result:
+    """The result of a task that goes on if its caller leaves. Raises Unavailable if the registry is closed before."""
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        if not opening.cancelled():
+            raise
+        raise Unavailable(SHUTTING_DOWN) from None
 
 
 async def _close(entry: ModelEntry, executor: Executor) -> None:
@@ -399,7 +434,14 @@ async def _close(entry: ModelEntry, executor: Executor) -> None:
     finally:
         entry.release()
         # This coroutine and its caller hold the executor until they have ended.
-        asyncio.get_running_loop().call_soon(collect_now)
+        asyncio.get_running_loop().call_soon(_free_memory)
+
+
+def _free_memory() -> None:
+    """On another thread, so that no answer waits: what is closed needs no garbage collection, which stops them all."""
+    # Without effect at the end of the process, when the loop has no threads any more.
+    with suppress(RuntimeError):
+        asyncio.get_running_loop().run_in_executor(None, free_memory)
 
 
 def default_name(model: str) -> str:

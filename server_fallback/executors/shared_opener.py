@@ -6,7 +6,9 @@ import asyncio
 
 from nearfar.compiler.bundle.manifest import Manifest
 
+from ..engine.encoder_engine import EncoderEngine
 from ..engine_process.attached_engine import AttachedEngine
+from ..engine_process.remote_engine import RemoteEngine
 from ..images.options import ImageOptions
 from ..images.reader import ImageReader
 from ..text.grammar.grammar_compiler import GrammarCompiler
@@ -14,6 +16,7 @@ from ..text.grammar.grammars import Grammars
 from ..text.template_process import TemplateProcess
 from ..text.text_workers import TextWorkers
 from .adaptable import ExecutorWithAdapters
+from .decision_executor import DecisionExecutor
 from .encoder_executor import EncoderExecutor
 from .executor import Executor
 from .local import LocalExecutor
@@ -28,7 +31,7 @@ async def open_shared(share: LocalShare, compiler: GrammarCompiler) -> Executor:
     text = await asyncio.to_thread(read_text, share)
     if not text.generates:
         encoder = await AttachedEngine.open(share.socket)
-        return EncoderExecutor(encoder, text, memory_bytes=share.memory_bytes, device=encoder.device)
+        return await open_encoder(encoder, text, compiler, share.images, memory_bytes=share.memory_bytes)
     workers = await open_workers(text, compiler, share.images)
     try:
         engine = await AttachedEngine.open(share.socket)
@@ -48,6 +51,26 @@ def read_text(share: LocalShare) -> TextModel:
     # The bundle may be deleted while the model is served.
     text.read()
     return text
+
+
+async def open_encoder(
+    engine: EncoderEngine | RemoteEngine | AttachedEngine,
+    text: TextModel,
+    compiler: GrammarCompiler,
+    images: ImageOptions,
+    *,
+    memory_bytes: int | None,
+    share: LocalShare | None = None,
+) -> EncoderExecutor:
+    """The executor of an open engine, which it closes on an error. Raises as `open_workers`."""
+    if text.classifier is None or text.classifier.decision is None:
+        return EncoderExecutor(engine, text, memory_bytes=memory_bytes, device=engine.device, share=share)
+    try:
+        workers = await open_workers(text, compiler, images)
+    except BaseException:
+        await engine.close()
+        raise
+    return DecisionExecutor(engine, text, workers=workers, memory_bytes=memory_bytes, device=engine.device, share=share)
 
 
 async def open_workers(model: TextModel, compiler: GrammarCompiler, images: ImageOptions) -> TextWorkers:

@@ -10,9 +10,10 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from nearfar.compiler.ir.tasks import Task
-from nearfar.compiler.nearest import did_you_mean
+from nearfar.compiler.nearest import did_you_mean, with_advice
 from nearfar.compiler.runtime.errors import Unavailable
 from nearfar.compiler.store.model import StoredModel
 from nearfar.compiler.store.names import StoreName, UnknownModel
@@ -22,7 +23,8 @@ from ..log_event import log_event
 from ..schema.models import LoadRequest, ModelCard, UnloadRequest
 from .executor import Executor, ExecutorState, ModelChange, SleepRequest, WakeRequest
 from .local import LocalExecutor
-from .registry import SHUTTING_DOWN, Registry
+from .model_table import ModelEntry
+from .registry import SHUTTING_DOWN, Registry, closed
 
 KEEP_SECONDS = 300.0
 # How long a load waits until running answers free the memory that its model needs.
@@ -34,13 +36,13 @@ FIRST_SECONDS = 10.0
 
 @dataclass(eq=False, slots=True)
 class LoadedModel:
-    """A model that was loaded on use. ``users`` requests use it now; ``expires`` is the time (`time.time`) at which it
-    will be unloaded, None while it is used, or if it stays.
+    """A model that was loaded on use, and its ``entry`` in the registry. ``expires`` is the time (`time.time`) at which
+    it will be unloaded, None while it is used or sleeps, or if it stays.
     """
 
     stored: StoredModel
+    entry: ModelEntry
     keep_seconds: float
-    users: int = 0
     last_used: float = 0.0
     expires: float | None = None
     timer: asyncio.TimerHandle | None = None
@@ -48,6 +50,15 @@ class LoadedModel:
     @property
     def name(self) -> str:
         return self.stored.name
+
+    @property
+    def users(self) -> int:
+        return self.entry.users.count
+
+    @property
+    def is_open(self) -> bool:
+        """False while it sleeps."""
+        return self.entry.executor is not None
 
 
 @dataclass(eq=False, slots=True)
@@ -104,20 +115,16 @@ class StoredModels:
 
     @asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[Executor]:
-        given: Executor | None = None
-        used = [each.stored for each in self._loaded.values()] + [each.stored for each in self._loads.values()]
-        if not any(each.name == name for each in used):
-            with suppress(UnknownModel):
-                given = await self.registry.executor(name)
-        if given is not None:
-            yield given
+        if self._is_given(name):
+            async with self.registry.using(name) as given:
+                yield given
             return
         stored = await asyncio.to_thread(self._find, name)
         loaded = await self._used(stored)
         try:
-            yield await self._executor(loaded, stored)
+            yield self._executor(loaded, stored)
         finally:
-            self._leave(loaded)
+            loaded.entry.users.add(-1)
 
     def keep(self, name: str, seconds: float) -> None:
         loaded = self._loaded_model(name)
@@ -126,19 +133,27 @@ class StoredModels:
             self._rest(loaded)
 
     async def change(self, change: ModelChange) -> ModelCard | None:
-        loaded = self._loaded_model(change.model) if isinstance(change, UnloadRequest) else None
-        if loaded is not None:
-            await asyncio.shield(self._unload(loaded, "requested"))
+        loaded = None
+        if isinstance(change, UnloadRequest | SleepRequest | WakeRequest):
+            loaded = self._loaded_model(change.model)
+        if loaded is not None and isinstance(change, UnloadRequest):
+            await closed(self._unload(loaded, "requested"))
             return None
-        if isinstance(change, SleepRequest | WakeRequest):
-            change = replace(change, model=self._loaded_name(change.model) or change.model)
-        return await self.registry.change(change)
+        if loaded is not None and isinstance(change, SleepRequest | WakeRequest):
+            change = replace(change, model=loaded.name)
+        try:
+            return await self.registry.change(change)
+        finally:
+            if loaded is not None:
+                self._rest(loaded)
+            # A load may wait for the memory of what was unloaded, or sleeps.
+            self._freed.set()
 
     async def forget(self, name: str) -> None:
         """Unload a model whose record is removed. Others that share its engine load it again."""
         loaded = self._named(name)
         if loaded is not None:
-            await asyncio.shield(self._unload(loaded, "removed"))
+            await closed(self._unload(loaded, "removed"))
 
     async def close(self, drain_seconds: float) -> None:
         for loaded in self._loaded.values():
@@ -149,15 +164,23 @@ class StoredModels:
         self._freed.set()
         await self.registry.close(drain_seconds)
 
+    def _is_given(self, name: str) -> bool:
+        """Whether a model or an adapter of this name was loaded by `change`."""
+        used = [each.stored for each in self._loaded.values()] + [each.stored for each in self._loads.values()]
+        if any(each.name == name for each in used):
+            return False
+        with suppress(UnknownModel):
+            self.registry.entry(name)
+            return True
+        return False
+
     def _find(self, name: str) -> StoredModel:
         stored = self.store.find(name)
         if stored is None:
             names = [each.name for each in self.store.models()]
-            raise UnknownModel(
-                f"the model {name[:100]!r} is not in the store{did_you_mean(name, names) or ';'} available: "
-                f"{', '.join(names) or 'none'}; nearfar pull downloads others",
-                param="model",
-            )
+            problem = f"the model {name[:100]!r} is not in the store"
+            advice = f"available: {', '.join(names) or 'none'}; nearfar pull downloads others"
+            raise UnknownModel(with_advice(problem, did_you_mean(name, names), advice), param="model")
         return stored
 
     def _named(self, name: str) -> LoadedModel | None:
@@ -176,8 +199,9 @@ class StoredModels:
         loaded = self._loaded_model(name)
         return None if loaded is None else loaded.name
 
-    async def _executor(self, loaded: LoadedModel, stored: StoredModel) -> Executor:
-        executor = await self.registry.executor(loaded.name)
+    def _executor(self, loaded: LoadedModel, stored: StoredModel) -> Executor:
+        # By its entry: the name may be another model's, if this one was unloaded while the request waited for it.
+        executor = loaded.entry.answering(stored.name)
         if stored == loaded.stored or not isinstance(executor, LocalExecutor):
             return executor
         return executor.inheriting(stored.name, stored)
@@ -188,7 +212,7 @@ class StoredModels:
             now = asyncio.get_running_loop().time()
             first = next((load for load in self._loads.values() if load.goes_first <= now), None)
             if first is None:
-                self._use(loaded, 1)
+                loaded.entry.users.add(1)
                 return loaded
             await asyncio.wait([first.task])
         load = self._loads.get(stored.engine_key) or self._begin(stored)
@@ -201,7 +225,7 @@ class StoredModels:
                 load.waiting -= 1
             elif not load.task.cancelled() and load.task.exception() is None:
                 # It arrived for a request that was cancelled in this moment.
-                self._leave(load.task.result())
+                load.task.result().entry.users.add(-1)
             raise
 
     def _begin(self, stored: StoredModel) -> EngineLoad:
@@ -223,17 +247,17 @@ class StoredModels:
                 await self._load_with_room(load)
             if self.registry.closed:
                 raise Unavailable(SHUTTING_DOWN)
-            loaded = self._loaded[stored.engine_key] = LoadedModel(stored, self.keep_seconds)
+            entry = self.registry.entry(stored.name)
+            loaded = self._loaded[stored.engine_key] = LoadedModel(stored, entry, self.keep_seconds)
         finally:
             del self._loads[stored.engine_key]
-        self._use(loaded, load.waiting)
-        self._rest(loaded)
+        entry.users.changed = partial(self._used_or_left, loaded)
+        entry.users.add(load.waiting)
         return loaded
 
-    def _use(self, loaded: LoadedModel, users: int) -> None:
-        loaded.users += users
+    def _used_or_left(self, loaded: LoadedModel) -> None:
         loaded.last_used = time.monotonic()
-        self._stay(loaded)
+        self._rest(loaded)
 
     async def _load_with_room(self, load: EngineLoad) -> None:
         stored, loop = load.stored, asyncio.get_running_loop()
@@ -258,11 +282,12 @@ class StoredModels:
         if self._freed.is_set():
             # A model has left, or become idle, while this one was refused.
             return True
-        idle = [each for each in self._loaded.values() if each.users == 0]
+        held = [each for each in self._loaded.values() if each.is_open]
+        idle = [each for each in held if each.users == 0]
         if idle:
-            await asyncio.shield(self._unload(min(idle, key=lambda each: each.last_used), "memory"))
+            await closed(self._unload(min(idle, key=lambda each: each.last_used), "memory"))
             return True
-        if not self._loaded and not self.registry.leaving:
+        if not held and not self.registry.leaving:
             return False
         load.goes_first = began + FIRST_SECONDS
         try:
@@ -272,14 +297,12 @@ class StoredModels:
             return False
         return True
 
-    def _leave(self, loaded: LoadedModel) -> None:
-        loaded.users -= 1
-        self._rest(loaded)
-
     def _rest(self, loaded: LoadedModel) -> None:
-        """Start the time after which a model without users is unloaded."""
+        """Start the time after which a model without users is unloaded. One that sleeps stays until it is woken, or
+        unloaded.
+        """
         self._stay(loaded)
-        if loaded.users > 0 or not self._has(loaded):
+        if loaded.users > 0 or not loaded.is_open or not self._has(loaded):
             return
         self._freed.set()
         if math.isinf(loaded.keep_seconds):
@@ -298,7 +321,7 @@ class StoredModels:
         loaded.expires = loaded.timer = None
 
     def _expire(self, loaded: LoadedModel) -> None:
-        if loaded.users == 0 and self._has(loaded):
+        if loaded.users == 0 and loaded.is_open and self._has(loaded):
             self._unload(loaded, "keep_alive")
 
     def _has(self, loaded: LoadedModel) -> bool:
@@ -310,11 +333,13 @@ class StoredModels:
         del self._loaded[loaded.stored.engine_key]
         self._stay(loaded)
 
-        def closed(task: asyncio.Task[None]) -> None:
+        def unloaded(task: asyncio.Task[None]) -> None:
             if not task.cancelled():
                 log_event("model_unloaded", name=loaded.name, by=reason)
+            # It refers to the model, and this one to it.
+            loaded.entry.users.changed = lambda: None
             self._freed.set()
 
-        task = self.registry.withdraw(loaded.name, lambda: loaded.users > 0)
-        task.add_done_callback(closed)
+        task = self.registry.withdraw(loaded.entry)
+        task.add_done_callback(unloaded)
         return task

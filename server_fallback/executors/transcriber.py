@@ -8,7 +8,7 @@ from nearfar.compiler.runtime.audio.transcribe import Transcript
 from nearfar.compiler.runtime.errors import RequestError
 
 from ..schema.transcription import TranscriptionRequest
-from .executor import Call, Heard, Models, Recording, Transcribes
+from .executor import Call, Executor, Heard, Models, Recording, Transcribes
 from .hearing_transcriber import hearing_turns, transcriber_on
 
 
@@ -22,18 +22,19 @@ class TranscriberByName:
 
     async def check(self) -> None:
         """Raises RequestError for a model that transcribes nothing, UnknownModel, and Unavailable while it loads."""
-        await self._model()
+        assert self.models is not None
+        self._of(await self.models.executor(self.name))
 
     async def transcribe(
         self, recording: Recording, request: TranscriptionRequest, call: Call, heard: Heard | None = None
     ) -> Transcript:
         """Raises the errors of `check`, too."""
-        model = await self._model()
-        return await model.transcribe(recording, request, call, heard)
-
-    async def _model(self) -> Transcribes:
         assert self.models is not None
-        transcriber = transcriber_on(await self.models.executor(self.name), self._turns)
+        async with self.models.using(self.name) as executor:
+            return await self._of(executor).transcribe(recording, request, call, heard)
+
+    def _of(self, executor: Executor) -> Transcribes:
+        transcriber = transcriber_on(executor, self._turns)
         if transcriber is None:
             raise RequestError(
                 f"the transcriber {self.name} transcribes no sound; start the server with a model that does, such as "

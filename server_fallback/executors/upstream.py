@@ -161,9 +161,14 @@ class Upstream:
         await self.client.aclose()
 
     @property
+    def is_here(self) -> bool:
+        """At a Unix socket, and so on this machine."""
+        return self.url.startswith(UNIX)
+
+    @property
     def _root(self) -> str:
         """Of requests. A server at a Unix socket has no host; it accepts this machine's."""
-        return "http://localhost" if self.url.startswith(UNIX) else self.url
+        return "http://localhost" if self.is_here else self.url
 
     @asynccontextmanager
     async def sent(

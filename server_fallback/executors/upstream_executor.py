@@ -28,6 +28,7 @@ from ..text.attachments import has_media, recordings
 from ..text.output import Changed, Output
 from .dialect import Dialect, generation_body, health_path, other_body
 from .executor import Call, Executor, ExecutorState, Opening
+from .expected_tokens import expected_tokens
 from .prefill_placement import PrefillPlacement
 from .prefill_workers import PrefillWorkers
 from .relay import Relay
@@ -195,6 +196,7 @@ class UpstreamExecutor:
         output = stating(output, body) if request.receipt else output
         bounds, prefixes, tried = bounds_of(request, self._options.dialect), prefixes_of(request), list[Upstream]()
         among = await self._that_hear(request, call)
+        await call.expect(*expected_tokens(request, self._context))
         while True:
             seen = {replica.upstream: replica.matched(prefixes) for replica in self._replicas.all}
             upstream = self._replicas.choose(prefixes, tried, among=among)

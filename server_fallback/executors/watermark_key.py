@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from nearfar.compiler.bundle.manifest import Description, Manifest
+from nearfar.compiler.given_file import read_given
 from nearfar.compiler.ir.watermark import WATERMARK, Watermark
 from nearfar.compiler.names import WATERMARK_SHARE, WATERMARK_STRENGTH
 from nearfar.compiler.runtime.errors import RequestError, reason_of
@@ -22,8 +23,7 @@ def read_watermark(
     RequestError.
     """
     try:
-        with file.open("rb") as opened:
-            content = opened.read(MAX_BYTES + 1)
+        content = read_given(file)
     except OSError as error:
         raise RequestError(f"{flag} {file}: cannot be read: {reason_of(error)}") from error
     secret = content.strip()

@@ -28,7 +28,20 @@ from ..api.server import Server, loop_factory, prepare_process
 from ..api.traces import open_traces
 from ..log_event import log_event
 from ..processes.connection import Connection
-from .messages import Admit, Beating, Begin, Configure, EndAnswer, Publish, Release, TakeAnswers, TakeBody, TakeTokens
+from .messages import (
+    Admit,
+    Beating,
+    Begin,
+    Configure,
+    EndAnswer,
+    Leave,
+    Publish,
+    Release,
+    ReserveTokens,
+    TakeAnswers,
+    TakeBody,
+    TakeTokens,
+)
 from .shared_answers import SharedAnswers, followed
 from .shared_models import SharedModels
 from .shared_responses import SharedResponses
@@ -40,7 +53,6 @@ def main() -> None:
     # The main process forwards the hang-up of a terminal.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     configure_logs(sys.stderr)
-    prepare_process()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serve(connected, listener))
     # Threads of the text layer may never end.
@@ -71,6 +83,8 @@ async def serve(connected: socket.socket, listener: socket.socket) -> None:
                 return None
             case Publish():
                 return models.publish(message)
+            case Leave(engine):
+                return models.unused(engine)
             case Configure():
                 configure(message)
                 return None
@@ -114,6 +128,7 @@ async def serve(connected: socket.socket, listener: socket.socket) -> None:
         elsewhere=SharedAnswers(link),
         responses=SharedResponses(link),
     )
+    prepare_process(app)
     if message.again:
         app.state.service.metrics.front_end_restarts.inc()
     link.send(Beating())
@@ -155,7 +170,7 @@ class SharedLimits:
         request = next(self._numbers)
         try:
             headers = await self._link.call(Admit(request, client, key))
-            admission = SharedAdmission(self, self._link, request, headers)
+            admission = SharedAdmission(self, self._link, request, key, headers)
             self.running += 1
             try:
                 yield admission
@@ -170,8 +185,10 @@ class SharedLimits:
 class SharedAdmission:
     """Implements `Admitted`."""
 
-    def __init__(self, limits: SharedLimits, link: Connection, request: int, headers: Mapping[str, str]) -> None:
-        self._limits, self._link, self._request = limits, link, request
+    def __init__(
+        self, limits: SharedLimits, link: Connection, request: int, key: ApiKey | None, headers: Mapping[str, str]
+    ) -> None:
+        self._limits, self._link, self._request, self._key = limits, link, request, key
         self.headers = headers
         self.held_bytes = 0
 
@@ -182,6 +199,11 @@ class SharedAdmission:
         await self._link.call(TakeBody(self._request, size))
         self.held_bytes += size
         self._limits.body_bytes += size
+
+    async def reserve(self, tokens: float) -> None:
+        # Without the limit, no answer waits for the main process.
+        if self._key is not None and self._key.tokens_per_minute is not None:
+            self.headers = await self._link.call(ReserveTokens(self._request, tokens))
 
     def tokens(self, count: int) -> None:
         self._link.send(TakeTokens(self._request, count))

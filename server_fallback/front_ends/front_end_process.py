@@ -32,8 +32,10 @@ from .messages import (
     Configure,
     Disown,
     EndAnswer,
+    Leave,
     Publish,
     Release,
+    ReserveTokens,
     TakeAnswers,
     TakeBody,
     TakeTokens,
@@ -82,11 +84,11 @@ class FrontEndProcess:
     def _hang_seconds(self) -> float:
         return self._configuration().config.hang_seconds
 
-    async def publish(self, message: Publish | Configure) -> None:
-        """Return when the front end uses it. One that crashes gets the latest when it starts again."""
+    async def call(self, message: Publish | Configure | Leave) -> None:
+        """Return when the front end has done it, or has ended. One that starts again begins with what holds then."""
         if self._child.connection is not None:
             with suppress(Unavailable):
-                await self._child.connection.call(message)
+                await self._child.connection.call(message, cancels=isinstance(message, Leave))
 
     async def ask(self, message: Asked | EndAnswer, on_part: Callable[[Any], None] | None = None) -> Any:
         """The result of a message about an answer that the front end keeps. Raises Unavailable if it ends."""
@@ -126,7 +128,7 @@ class FrontEndProcess:
 
     def _receive(self, message: object) -> object:
         match message:
-            case Admit() | TakeAnswers() | TakeBody():
+            case Admit() | TakeAnswers() | TakeBody() | ReserveTokens():
                 return dict(self._requests.take(message))
             case TakeTokens():
                 self._requests.take_tokens(message)
@@ -202,7 +204,7 @@ class HeldRequests:
         self._limiter = limiter
         self._held: dict[int, tuple[Admission, ExitStack]] = {}
 
-    def take(self, message: Admit | TakeAnswers | TakeBody) -> Mapping[str, str]:
+    def take(self, message: Admit | TakeAnswers | TakeBody | ReserveTokens) -> Mapping[str, str]:
         """The headers of the admission. Raises ApiError as `Limiter.admit` and the methods of `Admission` do."""
         if isinstance(message, Admit):
             stack = ExitStack()
@@ -212,8 +214,10 @@ class HeldRequests:
         admission, _ = self._held[message.request]
         if isinstance(message, TakeAnswers):
             admission.answers(message.count, message.capacity, message.param)
-        else:
+        elif isinstance(message, TakeBody):
             admission.body(message.size)
+        else:
+            admission.reserve(message.tokens)
         return admission.headers
 
     def take_tokens(self, message: TakeTokens) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from nearfar.compiler.runtime.audio.transcribe import Transcript
+from nearfar.compiler.runtime.errors import Unavailable
 
 from ..api.config import ApiConfig
 from ..api.limiter import Limiter
@@ -24,16 +25,16 @@ from ..api.service import limits_of
 from ..api.stored_responses import OwnResponses
 from ..api.tls import tls_context
 from ..executors.encoder_executor import EncoderExecutor
-from ..executors.hearing_transcriber import hearing_turns
+from ..executors.executor import Executor
 from ..executors.local import LocalExecutor
+from ..executors.local_share import LocalShare, SpeechShare
 from ..executors.model_table import ModelEntry
 from ..executors.registry import Registry
 from ..executors.speech_executor import SpeechExecutor
-from ..executors.transcriber import TranscriberByName
 from ..log_event import log_event
 from ..processes.connection import Background
 from .front_end_process import FrontEndProcess, Owners
-from .messages import Configure, Publish, SharedModel, Transcribe
+from .messages import Configure, Leave, Publish, SharedModel, Transcribe
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 Reload = Callable[[Callable[[ApiConfig], Awaitable[None]]], Coroutine[Any, Any, None]]
@@ -58,6 +59,8 @@ def run_front_ends(
 
 
 class FrontEnds:
+    """Implements `Elsewhere`."""
+
     def __init__(
         self,
         registry: Registry,
@@ -68,8 +71,8 @@ class FrontEnds:
         self._registry, self._config, self._listeners, self._reload = registry, config, listeners, reload
         self._limiter, self._started, self._background = Limiter(*limits_of(config)), False, Background()
         self._front_ends: list[FrontEndProcess] = []
-        registry.publish = self._publish
-        self._stop, self._hearing = asyncio.Event(), hearing_turns()
+        registry.elsewhere = self
+        self._stop = asyncio.Event()
         self._signals = 0
 
     async def serve(self, started: Callable[[Registry], Awaitable[None]]) -> None:
@@ -150,16 +153,26 @@ class FrontEnds:
         return Publish(tuple(shared_model(entry) for entry in self._registry.entries()))
 
     async def _transcribe(self, message: Transcribe, heard: Callable[[str], None]) -> Transcript:
-        """Raises the errors of `TranscriberByName.transcribe`."""
-        transcriber = TranscriberByName(message.model, self._registry, self._hearing)
-        return await transcriber.transcribe(message.recording, message.request, message.call, heard)
+        """Raises the errors of `Transcribes.transcribe`, and Unavailable if the model was closed."""
+        for entry in self._registry.opened():
+            executor, share = entry.executor, _share(entry.executor)
+            if isinstance(executor, SpeechExecutor) and share is not None and share.engine == message.engine:
+                with entry.users.one_more():
+                    return await executor.transcribe(message.recording, message.request, message.call, heard)
+        raise Unavailable("the model that transcribes was closed; try again later")
 
-    async def _publish(self) -> None:
-        """Return when all front ends use the models of now."""
+    async def publish(self) -> None:
+        """See `Elsewhere`."""
         await self._send(self._latest())
 
-    async def _send(self, message: Publish | Configure) -> None:
-        await asyncio.gather(*(each.publish(message) for each in self._front_ends))
+    async def unused(self, executor: Executor) -> None:
+        """See `Elsewhere`."""
+        share = _share(executor)
+        if share is not None:
+            await self._send(Leave(share.engine))
+
+    async def _send(self, message: Publish | Configure | Leave) -> None:
+        await asyncio.gather(*(each.call(message) for each in self._front_ends))
 
 
 def shared_model(entry: ModelEntry) -> SharedModel:
@@ -174,5 +187,9 @@ def shared_model(entry: ModelEntry) -> SharedModel:
         task=entry.task,
         answers_at_once=entry.answers_at_once,
         memory_bytes=entry.memory_bytes,
-        share=executor.share if isinstance(executor, LocalExecutor | EncoderExecutor | SpeechExecutor) else None,
+        share=_share(executor),
     )
+
+
+def _share(executor: Executor | None) -> LocalShare | SpeechShare | None:
+    return executor.share if isinstance(executor, LocalExecutor | EncoderExecutor | SpeechExecutor) else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from nearfar.compiler.ir.tasks import Task
 
@@ -61,6 +62,13 @@ class Publish:
     models: tuple[SharedModel, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A call, which returns when the front end does not use an engine any more, whose model has no name."""
+
+    engine: str
+
+
 # --- from a front end ---
 
 
@@ -93,6 +101,14 @@ class TakeBody:
 
 
 @dataclass(frozen=True, slots=True)
+class ReserveTokens:
+    """Returns the headers of `Admission`."""
+
+    request: int
+    tokens: float
+
+
+@dataclass(frozen=True, slots=True)
 class TakeTokens:
     """Of an admitted request. Not a call."""
 
@@ -107,11 +123,11 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Transcribe:
-    """A call: the arguments of `Transcribes.transcribe` for the model of this name. Returns its `Transcript`; its parts
-    are the texts of windows.
+    """A call: the arguments of `Transcribes.transcribe` for the model whose share has this engine. Returns its
+    `Transcript`; its parts are the texts of windows.
     """
 
-    model: str
+    engine: str
     recording: Recording
     request: TranscriptionRequest
     call: Call
@@ -140,6 +156,7 @@ FromFrontEnd = (
     | Admit
     | TakeAnswers
     | TakeBody
+    | ReserveTokens
     | TakeTokens
     | Release
     | Transcribe
@@ -148,5 +165,5 @@ FromFrontEnd = (
     | Disown
     | Asked
     | EndAnswer
-    | Ask
+    | Ask[Any]
 )

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 
 from nearfar.compiler.runtime.errors import DeviceError, NearfarError, Unavailable
 
 from ..executors.executor import Executor, ExecutorState, ModelChange
 from ..executors.local_share import LocalShare, SpeechShare
-from ..executors.model_table import ModelEntry, ModelTable
-from ..executors.registry import POLL_SECONDS, UNLOAD_DRAIN_SECONDS
+from ..executors.model_table import POLL_SECONDS, ModelEntry, ModelTable
+from ..executors.registry import UNLOAD_DRAIN_SECONDS
 from ..executors.shared_opener import open_shared
 from ..log_event import log_event
 from ..processes.connection import Background, Connection
@@ -33,8 +33,9 @@ class SharedModels:
         self._link = link
         self._table = ModelTable()
         self._compiler = GrammarCompiler()
-        # Which engines they use.
+        # Which engines they use, by name, and all engines that this process opens or has not closed yet.
         self._opened: dict[str, str] = {}
+        self._engines = Counter[str]()
         self._publishing = asyncio.Lock()
         # Set once the models of the first message are in use.
         self.has_published = asyncio.Event()
@@ -58,6 +59,9 @@ class SharedModels:
     async def executor(self, name: str) -> Executor:
         return self._table.executor(name)
 
+    def using(self, name: str) -> AbstractAsyncContextManager[Executor]:
+        return self._table.using(name)
+
     async def change(self, change: ModelChange) -> ModelCard | None:
         card: ModelCard | None = await self._link.call(change)
         return card
@@ -68,7 +72,13 @@ class SharedModels:
         entries = list(self._table)
         for entry in entries:
             self._table.remove(entry)
-        await asyncio.gather(*(self._close(entry, drain_seconds) for entry in entries))
+        engines = self._opened
+        await asyncio.gather(*(self._close(each, engines.pop(each.name, ""), drain_seconds) for each in entries))
+
+    async def unused(self, engine: str) -> None:
+        """Return when this process does not use an engine, for which the main process has no name any more."""
+        while self._engines[engine]:
+            await asyncio.sleep(POLL_SECONDS)
 
     async def publish(self, message: Publish) -> None:
         """Return when other models are in use."""
@@ -84,16 +94,18 @@ class SharedModels:
                     # Another model has taken the name: the old one answers until the new one does.
                     await self._replace(entry, model, model.share)
                 elif model is None or (opened is not None and engine != opened):
-                    self._opened.pop(entry.name, None)
                     self._table.remove(entry)
-                    self._background.run(self._close(entry, UNLOAD_DRAIN_SECONDS))
+                    if model is not None:
+                        # It sleeps, or loads again, and keeps its names.
+                        self._table.put(_new_entry(model))
+                    self._leave(entry)
             await asyncio.gather(*(self._update(model) for model in message.models))
             self.has_published.set()
 
     async def _update(self, model: SharedModel) -> None:
         entry = self._table.get(model.name)
         if entry is None:
-            entry = ModelEntry(model.name, model.model, model.created)
+            entry = _new_entry(model)
             self._table.put(entry)
         entry.task, entry.answers_at_once = model.task, model.answers_at_once
         entry.memory_bytes = model.memory_bytes
@@ -105,15 +117,16 @@ class SharedModels:
 
     async def _replace(self, old: ModelEntry, model: SharedModel, share: LocalShare | SpeechShare) -> None:
         """If the new engine cannot be used, the model is "loading", as after `_open`."""
-        entry = ModelEntry(model.name, model.model, model.created)
-        self._opened.pop(old.name, None)
+        entry, opened = _new_entry(model), False
         try:
             entry.executor = await self._executor(share)
-            self._opened[entry.name] = share.engine
+            opened = True
         except NearfarError as error:
             log_event("model_not_shared", logging.ERROR, name=entry.name, error=error.code, message=error.message)
         self._table.put(entry)
-        self._background.run(self._close(old, UNLOAD_DRAIN_SECONDS))
+        self._leave(old)
+        if opened:
+            self._opened[entry.name] = share.engine
 
     async def _open(self, entry: ModelEntry, share: LocalShare | SpeechShare) -> None:
         try:
@@ -134,20 +147,51 @@ class SharedModels:
     async def _attach(self, entry: ModelEntry, share: LocalShare | SpeechShare) -> None:
         executor = await self._executor(share)
         if self._closed or entry.executor is not None or self._table.get(entry.name) is not entry:
-            await executor.close()
+            await self._let_go(executor, share.engine)
             return
         entry.executor, self._opened[entry.name] = executor, share.engine
 
     async def _executor(self, share: LocalShare | SpeechShare) -> Executor:
-        if isinstance(share, SpeechShare):
-            return await open_shared_speech(share, self._link)
-        return await open_shared(share, self._compiler)
+        self._engines[share.engine] += 1
+        try:
+            if isinstance(share, SpeechShare):
+                return await open_shared_speech(share, self._link)
+            return await open_shared(share, self._compiler)
+        except BaseException:
+            self._forget(share.engine)
+            raise
 
-    async def _close(self, entry: ModelEntry, drain_seconds: float) -> None:
-        executor = entry.executor
-        if executor is None:
+    def _leave(self, entry: ModelEntry) -> None:
+        """Close a model that has lost its names, once nobody uses it."""
+        self._background.run(self._close(entry, self._opened.pop(entry.name, ""), UNLOAD_DRAIN_SECONDS))
+
+    async def _close(self, entry: ModelEntry, engine: str, drain_seconds: float) -> None:
+        if entry.executor is None:
             return
-        give_up = time.monotonic() + drain_seconds
-        while (state := executor.state()).running + state.waiting > 0 and time.monotonic() < give_up:
-            await asyncio.sleep(POLL_SECONDS)
-        await executor.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(drain_seconds):
+                await entry.unused()
+        await self._let_go(entry.executor, engine)
+
+    async def _let_go(self, executor: Executor, engine: str) -> None:
+        try:
+            await executor.close()
+        finally:
+            self._forget(engine)
+
+    def _forget(self, engine: str) -> None:
+        self._engines[engine] -= 1
+        if not self._engines[engine]:
+            del self._engines[engine]
+
+
+def _new_entry(model: SharedModel) -> ModelEntry:
+    """Before its engine can be used: it sleeps, or is "loading"."""
+    return ModelEntry(
+        model.name,
+        model.model,
+        model.created,
+        asleep=model.asleep,
+        aliases=list(model.aliases),
+        adapters=dict(model.adapters),
+    )

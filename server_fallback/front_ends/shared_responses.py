@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 from ..api.stored_responses import OwnResponses, StoredResponse
 from ..processes.connection import Connection
-from ..processes.frames import Ask
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
+from ..processes.frames import Ask, ask
 
 
 class SharedResponses:
@@ -20,29 +16,19 @@ class SharedResponses:
         self._link = link
 
     async def put(self, stored: StoredResponse) -> None:
-        await self._ask(OwnResponses.put_now, stored)
+        await self._link.call(ask(OwnResponses.put_now, stored))
 
     async def settle(self, stored: StoredResponse) -> bool:
-        return await self._ask(OwnResponses.settle_now, stored)
+        return await self._link.call(ask(OwnResponses.settle_now, stored))
 
     async def find(self, client: str, response_id: str) -> StoredResponse | None:
-        return await self._ask(OwnResponses.find_now, client, response_id)
+        return await self._link.call(ask(OwnResponses.find_now, client, response_id))
 
     async def chain(self, client: str, response_id: str) -> list[StoredResponse]:
-        return await self._ask(OwnResponses.chain_now, client, response_id)
+        return await self._link.call(ask(OwnResponses.chain_now, client, response_id))
 
     async def drop(self, client: str, response_id: str) -> bool:
-        return await self._ask(OwnResponses.drop_now, client, response_id)
-
-    async def _ask(
-        self,
-        method: Callable[Concatenate[OwnResponses, Arguments], Result],
-        *arguments: Arguments.args,
-        **named: Arguments.kwargs,
-    ) -> Result:
-        assert not named, "arguments are sent without names"
-        result: Result = await self._link.call(Ask(method, arguments))
-        return result
+        return await self._link.call(ask(OwnResponses.drop_now, client, response_id))
 
 
 class ResponsesOfFrontEnd:
@@ -53,7 +39,7 @@ class ResponsesOfFrontEnd:
         # Those that it computes, by client and id.
         self._running: set[tuple[str, str]] = set()
 
-    def answer(self, message: Ask) -> Any:
+    def answer(self, message: Ask[Any]) -> Any:
         """Raises the errors of `StoredResponses`."""
         for stored in message.arguments:
             if isinstance(stored, StoredResponse) and stored.running:

@@ -38,7 +38,7 @@ class SharedSpeech(SpeechModel):
         """Cancelling this ends the transcript in the main process, too."""
         # What observes an answer stays in this process.
         plain = Call(call.request_id, call.priority, call.deadline, call.headers, call.client)
-        message = Transcribe(self._share.name, recording, request, plain)
+        message = Transcribe(self._share.engine, recording, request, plain)
         self._running += 1
         try:
             transcript: Transcript = await self._link.call(message, cancels=True, on_part=heard)

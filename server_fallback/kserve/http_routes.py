@@ -179,13 +179,18 @@ def inference_call(
             raise RequestError(f"the parameter {name!r} must be of type {kind.__name__}", param=name)
     if timeout:
         exchange.deadline = min(exchange.deadline, time.monotonic() + timeout / 1e6)
+
+    async def expect_tokens(prompt_tokens: int, _: float) -> None:
+        await exchange.reserve(prompt_tokens)
+        service.metrics.count(model, prompt_tokens, 0, exchange)
+
     call = Call(
         exchange.request_id,
         exchange.priority(priority),
         exchange.deadline,
         exchange.passed_on,
         exchange.client,
-        observe_prompt_tokens=lambda count: service.metrics.count(model, count, 0, exchange),
+        expect_tokens=expect_tokens,
     )
     return call, bool(truncate)
 

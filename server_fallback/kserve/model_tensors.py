@@ -101,8 +101,6 @@ async def infer(
     else:
         texts, masks = _read_ids(executor, given, max_texts)
     rows = await executor.encode(texts, call)
-    if call.observe_prompt_tokens is not None:
-        call.observe_prompt_tokens(sum(len(text.ids) for text in texts))
     return Tensor.of(form.output.name, _output(executor, rows, texts, masks))
 
 

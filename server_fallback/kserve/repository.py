@@ -16,7 +16,7 @@ from ..api.exchange import Exchange
 from ..api.model_changes import ModelChanges
 from ..api.model_routes import to_its_end
 from ..api.service import Service
-from ..executors.model_table import ASLEEP, LOADING
+from ..executors.model_table import ASLEEP, LOADING, NOT_LOADED
 from ..schema.models import LoadRequest
 from .model_tensors import VERSION
 
@@ -25,9 +25,13 @@ IGNORED = ("unload_dependents",)
 
 
 def index(service: Service, *, only_ready: bool = False) -> list[dict[str, str]]:
-    """The state of each model, and the reason if it cannot answer."""
-    found = []
-    for name, state in service.models.states().items():
+    """The state of each model, also of those that the store has and that are not loaded, and the reason if it cannot
+    answer.
+    """
+    found, states = [], service.models.states()
+    # The card of an alias or an adapter names the loaded model that it belongs to.
+    unloaded = {card.id: NOT_LOADED for card in service.models.cards() if card.root is None and card.id not in states}
+    for name, state in {**states, **unloaded}.items():
         label = "READY" if state.ready else "LOADING" if state == LOADING else "UNAVAILABLE"
         if state.ready or not only_ready:
             reason = "" if state.ready else state.detail

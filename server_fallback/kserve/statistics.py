@@ -7,6 +7,7 @@ from typing import Any
 from ..api.service import Service
 from ..engine.stats import BatchStats, Histogram, RequestStats
 from ..executors.executor import UnknownModel
+from ..executors.model_table import NOT_LOADED
 from .model_tensors import VERSION
 
 NONE: dict[str, int] = {"count": 0, "ns": 0}
@@ -24,7 +25,7 @@ def statistics(service: Service, model: str | None = None) -> list[dict[str, Any
     states = service.models.states()
     found = []
     for card in cards:
-        engine = states[service.root_of(card.id)].engine
+        engine = states.get(service.root_of(card.id), NOT_LOADED).engine
         requests = {outcome: _requests(service, card.id, outcome) for outcome in ("success", "fail")}
         computed = engine.batches or engine.requests
         count, executions = _counts(computed, engine.steps)

@@ -11,6 +11,7 @@ import os
 from hashlib import sha256
 from pathlib import Path
 
+from nearfar.compiler.given_file import read_given
 from nearfar.compiler.runtime.errors import RequestError, ToolError, reason_of
 
 # The last character is the version.
@@ -83,7 +84,7 @@ def open_seal(key_file: Path | None) -> PlainSeal | EncryptedSeal:
     if key_file is None:
         return PlainSeal()
     try:
-        content = key_file.read_bytes()
+        content = read_given(key_file)
     except OSError as error:
         raise RequestError(f"--kv-key-file {key_file}: cannot be read: {reason_of(error)}") from error
     key = content

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn, Protocol
@@ -35,22 +36,25 @@ OWN_FIELDS = frozenset({"model", "messages", "stream", "stream_options"})
 
 
 class PipelineModels(Protocol):
-    """The models of this process by name. Both methods raise UnknownModel."""
+    """The models of this process by name. All methods raise UnknownModel."""
 
     async def executor(self, name: str) -> Executor: ...
+
+    def using(self, name: str) -> AbstractAsyncContextManager[Executor]: ...
 
     def state(self, name: str) -> ExecutorState: ...
 
 
 @dataclass(slots=True)
 class Run:
-    """One request: its values so far, the times of its steps, and the passages for the last one."""
+    """One request: its values so far, the times of its steps, and the models that it uses."""
 
     request: ChatCompletionRequest
     call: Call
     began: float = field(default_factory=time.monotonic)
     values: dict[str, Value] = field(default_factory=dict)
     times: list[StepTime] = field(default_factory=list)
+    held: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     def trace(self, last: Step) -> PipelineTrace:
         """The steps before the last one, and the passages that it reads."""
@@ -90,8 +94,9 @@ class PipelineExecutor:
         run = Run(request, call, values={"question": _question(request.messages)})
         self._running += 1
         try:
-            await self._run_steps(run)
-            await self._last(run, output)
+            async with run.held:
+                await self._run_steps(run)
+                await self._last(run, output)
         finally:
             self._running -= 1
 
@@ -133,7 +138,7 @@ class PipelineExecutor:
         begins, call = time.monotonic(), _inner_call(run.call)
         match step:
             case EmbedStep():
-                executor = await self._encoder(step.model)
+                executor = await self._encoder(step.model, run)
                 run.values[step.output] = (await executor.vectors([_text(run, step.input)], call, is_query=True))[0]
             case SearchStep():
                 vector = run.values[step.input]
@@ -149,7 +154,7 @@ class PipelineExecutor:
     async def _rerank(self, step: RerankStep, run: Run, call: Call) -> list[Passage]:
         passages = run.values[step.input]
         assert isinstance(passages, list)
-        executor = await self._executor(step.model)
+        executor = await self._executor(step.model, run)
         assert isinstance(executor, Ranks)
         if not passages:
             return []
@@ -186,17 +191,19 @@ class PipelineExecutor:
             if step.temperature is not None and (not is_last or request.temperature is None):
                 given["temperature"] = step.temperature
         request = ChatCompletionRequest.model_construct(**given, model=model, messages=messages, stream=True)
-        executor = self._inner[step.pipeline] if isinstance(step, PipelineStep) else await self._executor(step.model)
+        if isinstance(step, PipelineStep):
+            return partial(self._inner[step.pipeline].answer, request, call)
+        executor = await self._executor(step.model, run)
         return partial(executor.answer, request, call)
 
-    async def _executor(self, name: str) -> Executor:
+    async def _executor(self, name: str, run: Run) -> Executor:
         try:
-            return await self._models.executor(name)
+            return await run.held.enter_async_context(self._models.using(name))
         except RequestError as error:
             raise Unavailable(f"{self._name}: its model {name} is not loaded; load it again") from error
 
-    async def _encoder(self, name: str) -> EncoderExecutor:
-        executor = await self._executor(name)
+    async def _encoder(self, name: str, run: Run) -> EncoderExecutor:
+        executor = await self._executor(name, run)
         if not isinstance(executor, EncoderExecutor):
             raise Unavailable(f"{self._name}: its model {name} makes no embeddings any more; load the pipeline again")
         return executor
@@ -257,7 +264,14 @@ def _time(step: Step, run: Run, begins: float) -> StepTime:
 
 def _inner_call(call: Call) -> Call:
     """The call of a step whose tokens the client does not see."""
-    return replace(call, observe_queue=None, observe_token=None, observe_prompt_logprobs=None, observe_step=None)
+    return replace(
+        call,
+        expect_tokens=None,
+        observe_queue=None,
+        observe_token=None,
+        observe_prompt_logprobs=None,
+        observe_step=None,
+    )
 
 
 def _question(messages: Sequence[Message]) -> str:

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
+from nearfar.compiler.given_file import read_given
 from nearfar.compiler.runtime.errors import RequestError, reason_of
 
 from ..schema.common import ApiTemperature, Items, Request
@@ -96,7 +97,7 @@ class PipelineFile(Request):
 def read_pipeline(path: Path) -> PipelineFile:
     """Raises RequestError, which names the place in the file."""
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_given(path))
     except OSError as error:
         raise RequestError(f"{path}: cannot be read: {reason_of(error)}") from error
     except ValueError as error:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from nearfar.compiler.runtime.errors import NearfarError
+from nearfar.compiler.runtime.errors import NearfarError, Unavailable
 
 from .connection import Connection
 
@@ -86,10 +86,18 @@ class Child:
         assert self._process is not None
         return await asyncio.to_thread(end, self._process, seconds)
 
+    def release(self) -> None:
+        """Keep nothing of its owner after its end, when it is not started again."""
+        self._receive, self._on_end = _nobody, _nobody
+
     def _lost(self) -> NearfarError:
         self.connection = None
         self._ended.set()
         return self._on_end()
+
+
+def _nobody(*_: object) -> NearfarError:
+    return Unavailable("the process has ended")
 
 
 def end(process: subprocess.Popen[bytes], seconds: float) -> int:

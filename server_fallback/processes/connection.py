@@ -9,11 +9,11 @@ import itertools
 import pickle
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, cast, overload
 
 from nearfar.compiler.runtime.errors import NearfarError, Unavailable
 
-from .frames import HEADER_BYTES, Beat, Call, Cancel, Part, Returned, frame, size_of
+from .frames import HEADER_BYTES, Ask, Beat, Call, Cancel, Part, Result, Returned, frame, size_of
 from .heartbeat import Heart, Watch, beat_seconds
 
 
@@ -50,6 +50,16 @@ class Connection(asyncio.Protocol):
         """Does nothing once the connection has ended."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame(message))
+
+    @overload
+    async def call(
+        self, message: Ask[Result], *, cancels: bool = False, on_part: Callable[[Any], None] | None = None
+    ) -> Result: ...
+
+    @overload
+    async def call(
+        self, message: object, *, cancels: bool = False, on_part: Callable[[Any], None] | None = None
+    ) -> Any: ...
 
     async def call(
         self, message: object, *, cancels: bool = False, on_part: Callable[[Any], None] | None = None

@@ -8,11 +8,13 @@ the pipe.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 HEADER_BYTES = 8
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +29,9 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Generic[Result]):
     """A message that is a call of a method: that of an object's class, for the object that the other side has. Returns
-    what the method returns.
+    what the method returns. `ask` makes one with the arguments of its method.
     """
 
     method: Callable[..., Any]
@@ -37,6 +39,25 @@ class Ask:
 
     def of(self, owner: object) -> Any:
         return self.method(owner, *self.arguments)
+
+
+@overload
+def ask(
+    method: Callable[Concatenate[Any, Arguments], Coroutine[Any, Any, Result]],
+    *given: Arguments.args,
+    **named: Arguments.kwargs,
+) -> Ask[Result]: ...
+
+
+@overload
+def ask(
+    method: Callable[Concatenate[Any, Arguments], Result], *given: Arguments.args, **named: Arguments.kwargs
+) -> Ask[Result]: ...
+
+
+def ask(method: Callable[..., Any], *given: Any, **named: Any) -> Ask[Any]:
+    assert not named, "arguments are sent without names"
+    return Ask(method, given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ class Heart:
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        # It may belong to what this one belongs to.
+        self._beat = lambda: None
 
     def _next(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._seconds, self._next)

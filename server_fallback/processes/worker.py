@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -72,6 +72,19 @@ class WorkerLimits:
     keeps_bytes: int
     most_seconds: int
     niceness: int = NICENESS
+
+
+@dataclass(slots=True)
+class _Limit:
+    """Of a request's time: ``seconds`` of the process's time, which was ``before`` when the request ``started``. None
+    if the system does not report it.
+    """
+
+    seconds: float
+    started: float
+    before: float | None
+    timer: asyncio.TimerHandle = field(init=False)
+    timed_out: bool = False
 
 
 class WorkerProcess:
@@ -171,21 +184,8 @@ class WorkerProcess:
             # Closed while the process started.
             raise WorkerEnded
         loop = asyncio.get_running_loop()
-        started, before, timed_out = loop.time(), self._processor_seconds(), False
-        timer: asyncio.TimerHandle
-
-        def end() -> None:
-            nonlocal timed_out, timer
-            now, left = self._processor_seconds(), 0.0
-            if before is not None and now is not None:
-                left = min(seconds - (now - before), LONGEST_WAIT * seconds - (loop.time() - started))
-            if left > 0:
-                timer = loop.call_later(max(left, CHECK_SECONDS), end)
-            else:
-                timed_out = True
-                self.end()
-
-        timer = loop.call_later(seconds, end)
+        limit = _Limit(seconds, loop.time(), self._processor_seconds())
+        limit.timer = loop.call_later(seconds, self._end_late, limit)
         running = loop.run_in_executor(self._thread, _or_ended, work, process)
         try:
             return await asyncio.shield(running)
@@ -202,10 +202,24 @@ class WorkerProcess:
             raise
         except WorkerEnded as ended:
             self._usable = False
-            ended.timed_out = timed_out
+            ended.timed_out = limit.timed_out
             raise
         finally:
-            timer.cancel()
+            limit.timer.cancel()
+            # Its error refers to this frame, and would keep the process until the garbage collector runs.
+            del running
+
+    def _end_late(self, limit: _Limit) -> None:
+        """End a process whose time is over."""
+        loop, now, left = asyncio.get_running_loop(), self._processor_seconds(), 0.0
+        if limit.before is not None and now is not None:
+            longest = LONGEST_WAIT * limit.seconds - (loop.time() - limit.started)
+            left = min(limit.seconds - (now - limit.before), longest)
+        if left > 0:
+            limit.timer = loop.call_later(max(left, CHECK_SECONDS), self._end_late, limit)
+        else:
+            limit.timed_out = True
+            self.end()
 
     def _exchange(
         self, process: subprocess.Popen[bytes], message: object, send: Callable[[object], object]

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle
 from nearfar.compiler.formats.peft import read_adapter
+from nearfar.compiler.given_file import read_given_text
 from nearfar.compiler.ir.sampling import WORD
 from nearfar.compiler.runtime.errors import RequestError, reason_of
 from nearfar.compiler.runtime.runner import Runner
@@ -35,6 +36,10 @@ from .signing import is_signed, key_id_of
 
 # What an answer is computed again without.
 DELIVERY = ("stream", "stream_options", "receipt", "return_token_ids", "logprobs", "top_logprobs", "prompt_logprobs")
+# The fields of a choice and its message that are compared, or say nothing of the answer.
+CHOICE_FIELDS = ("index", "message", "text", "finish_reason", "stop_reason", "token_ids")
+MESSAGE_FIELDS = ("role", "content", "reasoning_content", "tool_calls")
+UNCHECKED = ("prompt_token_ids", "prompt_logprobs", "transcripts")
 PART_TYPES = {"image_url": "images", "video_url": "videos", "video": "videos", "input_audio": "recordings"}
 
 
@@ -61,18 +66,20 @@ class Verified:
 @dataclass(frozen=True, slots=True)
 class Given:
     """The receipts of a file. ``choices`` are those of the answer that has them, None for a receipt alone; ``parts``
-    those of an answer that comes from two sides, or through another server.
+    those of an answer that comes from two sides, or through another server. ``unchecked``: the fields of the answer
+    that no receipt covers.
     """
 
     receipts: Sequence[dict[str, Any]]
     choices: Sequence[dict[str, Any]] | None = None
     parts: Sequence[AnswerPart] = ()
+    unchecked: Sequence[str] = ()
 
 
 def read_object(file: Path, what: str) -> dict[str, Any]:
     """Raises RequestError for a file that is not a JSON object."""
     try:
-        value = json.loads(file.read_text(encoding="utf-8-sig"))
+        value = json.loads(read_given_text(file, encoding="utf-8-sig"))
         # Python's parser accepts NaN and infinite numbers.
         json.dumps(value, allow_nan=False)
     except OSError as error:
@@ -93,17 +100,37 @@ def read_given(file: Path) -> Given:
     if not isinstance(receipts, list) or not receipts or not all(isinstance(each, dict) for each in receipts):
         raise RequestError(f"{file}: has no receipts; request the answer with receipt: true")
     parts = read_parts(value.get("parts"), len(receipts), str(file))
-    if not choices:
+    if "choices" not in value:
         return Given(receipts, None, parts)
-    if not isinstance(choices, list) or not all(
-        isinstance(each, dict) and _is_count(each.get("index")) for each in choices
+    # A client reads the first choice, whatever its index says.
+    if (
+        not isinstance(choices, list)
+        or not choices
+        or not all(isinstance(each, dict) and each.get("index") == index for index, each in enumerate(choices))
     ):
         raise RequestError(f"{file}: its choices are not those of an answer; pass the answer as the server sent it")
-    return Given(receipts, choices, parts)
+    return Given(receipts, choices, parts, _unchecked(value, choices))
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 0
+def _unchecked(answer: Mapping[str, Any], choices: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The fields that say something about an answer, and of which a receipt says nothing."""
+    found = {name for name in UNCHECKED if answer.get(name)}
+    for choice in choices:
+        message = choice.get("message")
+        found |= {name for name, value in choice.items() if value and name not in CHOICE_FIELDS}
+        if isinstance(message, dict):
+            found |= {name for name, value in message.items() if value and name not in MESSAGE_FIELDS}
+            found |= {"text"} if choice.get("text") else set()
+    return sorted(found)
+
+
+def check_choices(found: Verified, given: Given) -> None:
+    """Compares the number of choices that a client sees with that of the receipt, and names what is not covered."""
+    answers = len(found.receipt.choices)
+    if given.choices is not None and len(given.choices) != answers:
+        found.faults.append(f"the answer has {len(given.choices)} choices, and the receipt is of {answers}")
+    if given.unchecked:
+        found.notes.append(f"no receipt covers {', '.join(given.unchecked)} of the answer")
 
 
 def verify_statement(
@@ -225,7 +252,7 @@ def check_request_hash(found: Verified, body: dict[str, Any]) -> bool:
     if request_sampling(body) != receipt.sampling:
         found.faults.append("the receipt's sampling is not that of the request")
     n = 1 if body.get("n") is None else body["n"]
-    if not (_is_count(n) and n > 0):
+    if not (type(n) is int and n > 0):
         raise RequestError("--request: n must be an integer above 0; pass the request that was answered")
     seed = receipt.choices[0].seed if body.get("seed") is None else body["seed"]
     for position, choice in enumerate(receipt.choices):

@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from nearfar.compiler.bundle.file_name import leads_out
+
 from ..processes.worker import WorkerEnded, WorkerLimits, WorkerProcess
 from . import file_kinds
 from .document_worker import HTML, PDF, TEXT, WORD, Unreadable
@@ -22,14 +24,13 @@ def files_of(folder: Path) -> Iterator[tuple[str, Path]]:
     """The files to index by their paths in the folder, in order. Hidden files and links out of the folder are left
     out.
     """
-    root = folder.resolve()
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             path = Path(parent, name)
             if name.startswith(".") or path.suffix.lower() not in SUFFIXES or not path.is_file():
                 continue
-            if path.is_symlink() and not path.resolve().is_relative_to(root):
+            if path.is_symlink() and leads_out(path, folder):
                 continue
             yield path.relative_to(folder).as_posix(), path
 

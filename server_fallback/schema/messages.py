@@ -268,9 +268,10 @@ class RoutedMessagesRequest(MessagesRequest):
 
 
 class TextContent(Reply):
+    """Without ``citations``, which some clients accept as a list or not at all."""
+
     type: Literal["text"] = "text"
     text: str
-    citations: None = None
 
 
 class ThinkingContent(Reply):

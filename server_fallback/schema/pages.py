@@ -3,15 +3,16 @@ while it computes the rest.
 
 The answer is a sequence of frames (`frame.py`):
 
-    block   the pages of the tokens from start up to end, and the hash of everything up to here
+    block   the pages of the tokens from start up to end, or a part of them, and the hash of everything up to here; the
+            payload, or the size of it in shared memory (`executors/shared_pages.py`)
     wait    nothing: the worker is still there
     end     all pages were sent
     error   instead of the end, in the form of OpenAI's errors
 
 A block's hash is the SHA-256 of the hash before it, the block's positions, the tokens since the block before it, and
-its payload; the first one is of the bundle's id, the activation and the tokens that the other side has already. So it
-tells apart other bytes, other tokens, another order and another model. The connection's own flow control acknowledges
-blocks: a worker computes no more than two steps beyond what was taken.
+its payload; that of a part ends with this part. The first hash is of the bundle's id, the activation and the tokens
+that the other side has already. So it tells apart other bytes, other tokens, another order and another model. The
+connection's own flow control acknowledges blocks: a worker computes no more than two steps beyond what was taken.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ PAGES_ROUTE = "/v1/nearfar/pages"
 # options have it, or NOBODY.
 PREFILL_HEADER, NOBODY = "X-Nearfar-Prefill", "none"
 # Incremented when the other side would misread a request or a frame.
-VERSION = 1
+VERSION = 2
+MAX_PARTS = 64
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Position = Annotated[int, Field(ge=0)]
 
@@ -35,7 +37,7 @@ Position = Annotated[int, Field(ge=0)]
 class PagesRequest(Request):
     """``prompt`` are token ids. The pages from ``start`` up to ``end`` are wanted; both are multiples of the page size,
     and the prompt has a token more, which is not computed. ``bundle`` and ``activation`` are those of the client's
-    model.
+    model. ``shared`` names an abstract address at which the client receives payloads in shared memory.
     """
 
     version: int
@@ -46,13 +48,21 @@ class PagesRequest(Request):
     start: Position
     end: Position
     priority: Int64 | None = None
+    shared: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = None
 
 
 class BlockFrame(Request):
+    """``shared_bytes``: the size of the payload if it is in shared memory, and not in the frame. A block has ``parts``,
+    each of some layers. If a worker's step fails, it sends the parts of the block again, from the first one on.
+    """
+
     kind: Literal["block"] = "block"
     start: Position
     end: Position
     sha256: Sha256
+    shared_bytes: Position = 0
+    part: Position = 0
+    parts: Annotated[int, Field(ge=1, le=MAX_PARTS)] = 1
 
 
 class WaitFrame(Request):

@@ -2,7 +2,7 @@
 
 Whole workers compute prompts and answers. With prefill apart, a prefill worker computes most of a long prompt, and its
 keys and values go to the decode worker that answers, while it computes the rest. `Replicas` and `PrefillWorker` choose,
-as in a gateway of `nearfar serve` before several workers.
+as in a gateway of `nearfar serve` before several workers. In a mixed pool, `Pools` chooses.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ..executors.prefill_workers import BLOCK_TOKENS, PrefillWorker
 from ..executors.replicas import MOST_BLOCKS, Replicas
 from .events import Clock
 from .layout import Layout, Store
+from .mixed_pool import Member, Pair, Pools
 from .network import Link
 from .prefixes import BlockImport, PrefixStore
 from .request import NEVER, Segment, SimulatedRequest
@@ -59,19 +60,20 @@ class Cluster:
         self.stored_tokens = 0
         answering = [layout.device] * layout.whole + [layout.decode_device or layout.device] * layout.decode
         devices = [layout.device] * layout.prefill + answering
-        self.backends = [
-            Backend(
-                Worker(
-                    clock, device, number, self._prefilled if number < layout.prefill else self._answered, leaps=leaps
-                )
-            )
-            for number, device in enumerate(devices)
-        ]
+        self.backends = [Backend(Worker(clock, device, number, leaps=leaps)) for number, device in enumerate(devices)]
+        self._context = min(device.context for device in devices)
         prefill, answer = self.backends[: layout.prefill], self.backends[layout.prefill :]
         self._prefill = [PrefillWorker(backend) for backend in prefill]
         self._answer = Replicas(answer)
         self._choices = count(1)
-        for backend in prefill:
+        self.pools: Pools | None = None
+        if layout.mixed_pool is not None:
+            members = [
+                Member(number, "prefill" if number < layout.prefill else "decode", device.cache_tokens)
+                for number, device in enumerate(devices)
+            ]
+            self.pools = Pools(layout.mixed_pool, members)
+        for backend in prefill if self.pools is None else self.backends:
             assert layout.link is not None
             backend.link = Link(clock, layout.link)
         # Prompts are computed by these.
@@ -94,14 +96,18 @@ class Cluster:
         """A request arrives now. As the server does, it refuses a prompt that fills the context, and ends an answer
         that does.
         """
-        layout = self.layout
-        room = (layout.decode_device or layout.device).context - request.prompt_tokens + 1
+        layout, pools = self.layout, self.pools
+        room = self._context - request.prompt_tokens + 1
         if room < 2:
             request.refused = "its prompt fills the context"
             self._done(request)
             return
         request.is_cut = request.output_tokens > room
         request.output_tokens = min(request.output_tokens, room)
+        if pools is not None:
+            pair = pools.assign(request)
+            self._after(self.backends[pair.prefill.number], lambda: self._compute_by_pair(pools, pair, request))
+            return
         prefixes = prefixes_of(request.segments)
         if layout.first_token == "prefill" and layout.prefill:
             worker = self._choose_prefill(prefixes, request.prompt_tokens)
@@ -112,7 +118,7 @@ class Cluster:
         if layout.prefill:
             self._after(backend, lambda: self._fetch(backend, prefixes, request))
         else:
-            self._after(backend, lambda: self._compute(backend, request, request.output_tokens))
+            self._after(backend, lambda: self._compute_whole(backend, request))
 
     def _after(self, backend: Backend, action: Action) -> None:
         """When a request has reached a worker's engine."""
@@ -120,10 +126,13 @@ class Cluster:
 
     # --- prompts and answers on one worker ---
 
-    def _compute(self, backend: Backend, request: SimulatedRequest, output: int) -> None:
+    def _compute_whole(self, backend: Backend, request: SimulatedRequest) -> None:
+        self._compute(backend, request, request.output_tokens, lambda: self._answered(backend, request))
+
+    def _compute(self, backend: Backend, request: SimulatedRequest, output: int, ended: Action) -> None:
         """Read what a store has of the prompt, and compute the rest."""
         tokens = request.prompt()
-        self._read_store(backend, tokens, lambda: backend.worker.add(request, tokens, output))
+        self._read_store(backend, tokens, lambda: backend.worker.add(request, tokens, output, ended))
 
     def _read_store(self, backend: Backend, tokens: list[int], then: Action) -> None:
         if backend.store is None or backend.reader is None:
@@ -140,8 +149,7 @@ class Cluster:
 
         backend.reader.send((stored - held) * backend.worker.device.token_bytes, read)
 
-    def _answered(self, worker: Worker, request: SimulatedRequest) -> None:
-        backend = self.backends[worker.number]
+    def _answered(self, backend: Backend, request: SimulatedRequest) -> None:
         backend.outstanding -= 1
         if backend.store is not None:
             backend.store.put([*request.prompt(), *[request.number] * request.output_tokens])
@@ -161,7 +169,7 @@ class Cluster:
         end = (len(tokens) - 1) // page_size * page_size
 
         def answer() -> None:
-            worker.add(request, tokens, request.output_tokens)
+            worker.add(request, tokens, request.output_tokens, lambda: self._answered(backend, request))
 
         def begin() -> None:
             worker.call(look)
@@ -225,29 +233,58 @@ class Cluster:
         prefill.upstream.outstanding += 1
         prefill.queued += request.prompt_tokens
         prefill.remember(prefixes)
-        self._compute(prefill.upstream, request, 1)
+        self._compute(prefill.upstream, request, 1, lambda: self._prefilled(prefill, request))
 
-    def _prefilled(self, worker: Worker, request: SimulatedRequest) -> None:
+    def _prefilled(self, prefill: PrefillWorker[Backend], request: SimulatedRequest) -> None:
         """A prefill worker has the first token: all else goes to a decode worker."""
-        backend, tokens = self.backends[worker.number], request.prompt()
-        assert backend.link is not None
+        backend = prefill.upstream
         backend.outstanding -= 1
-        self._prefill[worker.number].queued -= request.prompt_tokens
+        prefill.queued -= request.prompt_tokens
         if backend.store is not None:
-            backend.store.put(tokens)
+            backend.store.put(request.prompt())
         if request.output_tokens == 1:
             self._done(request)
             return
         target = self._answer.choose(())
         target.outstanding += 1
-        full = len(tokens) // worker.device.page_size * worker.device.page_size
+        self._hand_over(backend, target, request, lambda: self._answered(target, request))
+
+    def _hand_over(self, backend: Backend, target: Backend, request: SimulatedRequest, ended: Action) -> None:
+        """Send the keys and values of a prompt with its first token to the worker that computes the others."""
+        tokens, device = request.prompt(), backend.worker.device
+        full = len(tokens) // device.page_size * device.page_size
 
         def arrived() -> None:
             target.worker.write_prefix(tokens)
-            target.worker.add(request, [*tokens, request.number], request.output_tokens - 1)
+            target.worker.add(request, [*tokens, request.number], request.output_tokens - 1, ended)
 
         assert request.first != NEVER
-        backend.link.send(full * worker.device.token_bytes, arrived)
+        assert backend.link is not None
+        backend.link.send(full * device.token_bytes, arrived)
+
+    # --- workers that change roles ---
+
+    def _compute_by_pair(self, pools: Pools, pair: Pair, request: SimulatedRequest) -> None:
+        prefill, decode = (self.backends[member.number] for member in pair)
+
+        def begun() -> None:
+            pools.prefilled(pair, request)
+
+        def ended() -> None:
+            pools.answered(pair, request)
+            self._done(request)
+
+        def handed_over() -> None:
+            begun()
+            if request.output_tokens == 1:
+                ended()
+            else:
+                self._hand_over(prefill, decode, request, ended)
+
+        if prefill is decode:
+            prefill.worker.add(request, request.prompt(), request.output_tokens, ended, begun)
+        else:
+            prefill.worker.add(request, request.prompt(), 1, handed_over)
 
 
 def prefixes_of(segments: Sequence[Segment]) -> list[bytes]:

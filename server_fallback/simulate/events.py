@@ -12,6 +12,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self._is_stopped = False
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
 
@@ -22,10 +23,10 @@ class Clock:
 
     def run(self) -> None:
         """Until nothing is left to call, or `stop` is called."""
-        while self._events:
+        while self._events and not self._is_stopped:
             self.now, _, action = heappop(self._events)
             action()
 
     def stop(self) -> None:
-        """Forget what was planned."""
-        self._events.clear()
+        """Call nothing any more, whatever is planned."""
+        self._is_stopped = True

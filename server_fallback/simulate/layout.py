@@ -9,6 +9,7 @@ from nearfar.compiler.runtime.errors import RequestError
 
 from ..executors.prefill_options import PrefillOptions
 from .device import Device
+from .mixed_pool import MixedPool
 from .network import LinkSpeed
 
 LEAST_PREFILL = PrefillOptions().prefill_tokens
@@ -32,7 +33,8 @@ class Layout:
     ``first_token`` "decode": as `nearfar serve --role`, a prefill worker computes the full pages of a prompt, and the
     decode worker the rest and all tokens. "prefill": as in DistServe and Splitwise, the prefill worker computes the
     first token, too. Prompts with fewer than ``least_prefill`` tokens that no cache holds are computed by the decode
-    worker. Raises RequestError for anything else.
+    worker. ``mixed_pool``: the workers change roles while they run, which no real deployment of ours does. Raises
+    RequestError for anything else.
     """
 
     device: Device
@@ -44,12 +46,17 @@ class Layout:
     decode_device: Device | None = None
     first_token: Literal["decode", "prefill"] = "decode"
     least_prefill: int = LEAST_PREFILL
+    mixed_pool: MixedPool | None = None
 
     def __post_init__(self) -> None:
         if (self.whole > 0) == (self.prefill > 0 and self.decode > 0) or (self.prefill > 0) != (self.decode > 0):
             raise RequestError("cluster: give whole workers, or both prefill and decode workers")
         if self.prefill > 0 and self.link is None:
             raise RequestError("cluster: prefill and decode workers need a link")
+        if self.mixed_pool is not None and (self.whole > 0 or self.first_token != "prefill" or self.store is not None):
+            raise RequestError(
+                "cluster: mixed_pool is for prefill and decode workers with first_token = 'prefill' and without a store"
+            )
 
     @property
     def gpus(self) -> int:
@@ -58,4 +65,6 @@ class Layout:
 
     @property
     def name(self) -> str:
-        return f"{self.whole} whole" if self.whole else f"{self.prefill} prefill + {self.decode} decode"
+        if self.whole:
+            return f"{self.whole} whole"
+        return f"{self.prefill} prefill + {self.decode} decode" + (", changing roles" if self.mixed_pool else "")

@@ -14,8 +14,8 @@ class LeapingScheduler(Scheduler):
     """A Scheduler of a model with one page group and without windows, states, drafts or images."""
 
     def turns_to_leap(self, limit: int, *, is_steady: bool) -> int:
-        """How many turns, up to ``limit``, would only decode: a row for each running sequence, and no answer begins or
-        ends.
+        """How many turns, up to ``limit``, would only decode: a row for each running sequence, and no answer begins.
+        Answers end in the last of them at most, and only if no step is open.
 
         ``is_steady``: the last step was such a step, and no sequence has arrived or ended since. So those that wait
         wait on.
@@ -33,7 +33,7 @@ class LeapingScheduler(Scheduler):
                 return 0
             limit = min(limit, self.config.context - sequence.length)
             if sequence.params.max_tokens is not None:
-                limit = min(limit, sequence.params.max_tokens - sequence.generated - max(1, in_flight))
+                limit = min(limit, sequence.params.max_tokens - sequence.generated - in_flight)
         while limit > 0 and not self._has_pages(limit):
             limit //= 2
         return max(0, limit)
@@ -41,7 +41,10 @@ class LeapingScheduler(Scheduler):
     def leap(self, turns: int) -> None:
         """Take as many turns as `turns_to_leap` allows. The tokens of an answer are its sequence's id."""
         for sequence in self.running:
-            self.kv.reserve(sequence, sequence.computed + turns)
+            end = sequence.computed + turns
+            # Within the pages that it can write to, a sequence needs no others, and most leaps end there.
+            if not (self.kv.can_write(sequence, sequence.computed) and self.kv.can_write(sequence, end - 1)):
+                self.kv.reserve(sequence, end)
             sequence.tokens.extend([answer_token(sequence)] * turns)
             sequence.generated += turns
             sequence.passes += turns
@@ -49,6 +52,13 @@ class LeapingScheduler(Scheduler):
             sequence.last_step += turns
             self.kv.cache_pages(sequence)
         self._step_number += turns
+
+    def end_complete(self) -> list[Sequence]:
+        """End the sequences whose answers are complete after a leap, and return them."""
+        ended = [sequence for sequence in self.running if sequence.is_complete(self.config.context)]
+        for sequence in ended:
+            self.finish(sequence, "length")
+        return ended
 
     def _turns_to_promotion(self) -> int:
         """The turns before the next look at sequences that are overdue (`promote_overdue`)."""

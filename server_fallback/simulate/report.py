@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.box import HORIZONTALS
+from rich.markup import escape
 from rich.table import Table
 
 from ..bench.summary import milliseconds
@@ -47,16 +48,19 @@ def report_run(summary: SimulatedSummary) -> Report:
     ]
     if summary.in_time is not None:
         rows.insert(2, ("within the bounds", f"{summary.in_time:.1%}"))
+    if summary.role_changes is not None:
+        rows.append(("workers joined the mixed pool", f"{summary.role_changes} times"))
     if summary.decisions:
         rows.append(("answered near", f"{summary.near_share:.1%}"))
         rows += [(f"decided {name}", str(count)) for name, count in summary.decisions.items()]
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*(escape(each) for each in row))
     notes = [f"{summary.cut} answers were ended by the context"] if summary.cut else []
     return Report(made, {"study": "run", "result": summary.to_json()}, notes=notes)
 
 
-def report_splits(found: Sequence[Split], title: str) -> Report:
+def report_splits(found: Sequence[Split], title: str, requests: int) -> Report:
+    """``requests`` were sent in each simulation."""
     made = _table("GPUs", "whole workers", "best split", "its goodput", "split / whole")
     for split in found:
         apart = split.apart
@@ -64,7 +68,7 @@ def report_splits(found: Sequence[Split], title: str) -> Report:
         made.add_row(
             str(split.gpus),
             f"{split.whole.rate:.2f}",
-            "-" if apart is None else apart.layout.name,
+            "-" if apart is None else escape(apart.layout.name),
             "-" if apart is None else f"{apart.rate:.2f}",
             ratio,
         )
@@ -75,6 +79,12 @@ def report_splits(found: Sequence[Split], title: str) -> Report:
         if even is None
         else f"from {even} GPUs on, a split is as good as whole workers",
     ]
+    highest = max(goodput.rate for split in found for goodput in (split.whole, split.apart) if goodput is not None)
+    if highest > 0:
+        notes.append(
+            f"at {highest:.2f} requests/s, all {requests} requests arrive within {requests / highest:.0f} s; if that "
+            "is not much longer than an answer takes, simulate more requests"
+        )
     lines = [Line("whole workers", [(split.gpus, split.whole.per_gpu) for split in found])]
     apart_points = [(split.gpus, split.apart.per_gpu) for split in found if split.apart is not None]
     if apart_points:
@@ -103,7 +113,7 @@ def report_caches(found: Sequence[tuple[str, SimulatedSummary]]) -> Report:
     for name, summary in found:
         computed = summary.prompt_tokens - summary.cached_tokens
         made.add_row(
-            name,
+            escape(name),
             f"{summary.cached_tokens / max(1, summary.prompt_tokens):.1%}",
             f"{1 - computed / max(1, base):.1%}",
             milliseconds(summary.time_to_first_token_seconds),

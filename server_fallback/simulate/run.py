@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ..router.decision.policy import Policy
 from .cluster import Cluster
@@ -12,6 +13,19 @@ from .events import Clock
 from .layout import Layout
 from .near import Fleet, NearAndFar
 from .request import SimulatedRequest
+
+
+class Judge(Protocol):
+    """Ends a simulation when enough is known: `Verdict`. Both methods return True for that."""
+
+    def deadlines(self, request: SimulatedRequest) -> Iterable[float]:
+        """How many seconds after the arrival of a request to call `late`."""
+
+    def late(self, request: SimulatedRequest, waited: float) -> bool:
+        """A request has ``waited`` that long, and may have been answered."""
+
+    def answered(self, request: SimulatedRequest) -> bool:
+        """A request was answered or refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +46,12 @@ def run(
     *,
     clients: int | None = None,
     near: tuple[Fleet, Policy, int] | None = None,
-    is_enough: Callable[[SimulatedRequest], bool] | None = None,
+    judge: Judge | None = None,
     leaps: bool = True,
 ) -> Ran:
     """``arrivals`` as `Workload.make` returns them. ``clients``: that many of them are sent at first, and another one
-    whenever one is answered. ``near``: devices, their policy, and the seed of their speeds. ``is_enough`` is called
-    with each request that was answered or refused, and the simulation ends when it returns True.
+    whenever one is answered. ``near``: devices, their policy, and the seed of their speeds. ``judge`` may end the
+    simulation before all requests are answered.
     """
     clock = Clock()
     requests: list[SimulatedRequest] = []
@@ -47,9 +61,15 @@ def run(
         request.arrival = clock.now
         requests.append(request)
         side.send(request)
+        for seconds in judge.deadlines(request) if judge is not None else ():
+            clock.at(clock.now + seconds, lambda waited=seconds: look(request, waited))  # type: ignore[misc]
+
+    def look(request: SimulatedRequest, waited: float) -> None:
+        if judge is not None and judge.late(request, waited):
+            clock.stop()
 
     def done(request: SimulatedRequest) -> None:
-        if is_enough is not None and is_enough(request):
+        if judge is not None and judge.answered(request):
             clock.stop()
             return
         if request.turn is not None:

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from nearfar.compiler.nearest import did_you_mean
+from nearfar.compiler.given_file import read_given, read_given_text
+from nearfar.compiler.nearest import did_you_mean, with_advice
 from nearfar.compiler.runtime.errors import RequestError, reason_of
 
 from ..router.decision.policy import Policy
@@ -18,6 +19,7 @@ from ..schema.common import Request
 from .costs import StepCosts
 from .device import Device
 from .layout import LEAST_PREFILL, Layout, Store
+from .mixed_pool import QUEUED_TOKENS, MixedPool
 from .near import Fleet
 from .network import LinkSpeed
 from .presets import DEVICES
@@ -113,6 +115,15 @@ class StoreTable(LinkTable):
         return Store(self.tokens, self.made(), self.shared)
 
 
+class MixedPoolTable(Request):
+    """As `MixedPool`. Only simulated: the workers of `nearfar serve` keep their roles."""
+
+    queued_tokens: Count = QUEUED_TOKENS
+
+    def made(self) -> MixedPool:
+        return MixedPool(self.queued_tokens)
+
+
 class ClusterTable(Request):
     """As `Layout`. ``gpus``: for the studies "split" and "near", the most GPUs that are tried."""
 
@@ -124,6 +135,7 @@ class ClusterTable(Request):
     first_token: Literal["decode", "prefill"] = "decode"
     least_prefill: Annotated[int, Field(ge=0)] = LEAST_PREFILL
     store: StoreTable | None = None
+    mixed_pool: MixedPoolTable | None = None
 
 
 class BoundsTable(Request):
@@ -202,6 +214,7 @@ class Scenario(Request):
             "store": None if cluster.store is None else cluster.store.stored(),
             "first_token": cluster.first_token,
             "least_prefill": cluster.least_prefill,
+            "mixed_pool": None if cluster.mixed_pool is None else cluster.mixed_pool.made(),
             "decode_device": None if self.decode_device is None else self.decode_device.made(folder),
         }
         return Layout(**{**fields, **changed})
@@ -210,7 +223,7 @@ class Scenario(Request):
 def read_scenario(path: Path) -> Scenario:
     """Raises RequestError, which names the place in the file."""
     try:
-        value = tomllib.loads(path.read_text(encoding="utf-8"))
+        value = tomllib.loads(read_given_text(path))
     except OSError as error:
         raise RequestError(f"{path}: cannot be read: {reason_of(error)}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -221,7 +234,7 @@ def read_scenario(path: Path) -> Scenario:
 def read_device(path: Path) -> Device:
     """A device that `nearfar simulate --measure` wrote. Raises RequestError."""
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_given(path))
     except OSError as error:
         raise RequestError(f"{path}: cannot be read: {reason_of(error)}") from error
     except ValueError as error:
@@ -232,9 +245,8 @@ def read_device(path: Path) -> Device:
 def preset(name: str) -> Device:
     """Raises RequestError, which proposes the nearest name."""
     if name not in DEVICES:
-        raise RequestError(
-            f"device.preset: unknown '{name}'{did_you_mean(name, DEVICES) or ';'} there are {', '.join(DEVICES)}"
-        )
+        known = f"there are {', '.join(DEVICES)}"
+        raise RequestError(with_advice(f"device.preset: unknown '{name}'", did_you_mean(name, DEVICES), known))
     return DEVICES[name]
 
 

@@ -91,7 +91,7 @@ class GoodputSearch:
         if exponent not in self._known:
             requests = self._workload.at_rate((1 + PRECISION) ** exponent).make(self._seed, Path())
             verdict = Verdict(self._limits, len(all_requests(requests)))
-            run(self.layout, requests, is_enough=verdict.answered)
+            run(self.layout, requests, judge=verdict)
             assert verdict.holds is not None
             self._known[exponent] = verdict.holds
         return self._known[exponent]
@@ -126,7 +126,9 @@ def splits(scenario: Scenario, folder: Path, progress: Progress) -> Iterator[Spl
     def search(*, whole: int = 0, prefill: int = 0, decode: int = 0) -> GoodputSearch:
         key = (whole, prefill, decode)
         if key not in searches:
-            layout = scenario.layout(folder, whole=whole, prefill=prefill, decode=decode)
+            # Whole workers have no other role to change to.
+            others = {"mixed_pool": None} if whole else {}
+            layout = scenario.layout(folder, whole=whole, prefill=prefill, decode=decode, **others)
             searches[key] = GoodputSearch(layout, scenario.workload, bounds.limits, scenario.seed)
         return searches[key]
 

@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 from typing import Any, NamedTuple
 
 from ..bench.summary import Percentiles, percentiles
-from .request import SimulatedRequest
+from .request import NEVER, SimulatedRequest
 from .run import Ran
+
+# In seconds: a token that comes exactly in time is not late.
+CLOCK_ERROR = 1e-9
 
 
 class Limit(NamedTuple):
-    """``holds`` must be true for ``share`` of all requests."""
+    """``holds`` must be true for ``share`` of all requests. It cannot be for one whose first or last token takes longer
+    than ``first_seconds`` or ``finish_seconds`` after its arrival.
+    """
 
     holds: Callable[[SimulatedRequest], bool]
     share: float
+    first_seconds: Callable[[SimulatedRequest], float] = lambda _: inf
+    finish_seconds: Callable[[SimulatedRequest], float] = lambda _: inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +39,15 @@ class Bounds:
 
     @property
     def limits(self) -> tuple[Limit, ...]:
-        return (Limit(self.holds, self.share),)
+        return (Limit(self.holds, self.share, lambda _: self.first_token_seconds, self._finish_seconds),)
 
     def holds(self, request: SimulatedRequest) -> bool:
         between = request.token_seconds
         in_time = request.first_token_seconds <= self.first_token_seconds
         return in_time and (between is None or between <= self.token_seconds)
+
+    def _finish_seconds(self, request: SimulatedRequest) -> float:
+        return self.first_token_seconds + self.token_seconds * (request.output_tokens - 1)
 
 
 class Verdict:
@@ -46,17 +57,44 @@ class Verdict:
         self._limits, self._left = limits, count
         # How many more requests may miss each limit.
         self._misses = [most_misses(limit.share, count) for limit in limits]
+        self._answered = set[int]()
+        # By limit, the requests that have missed it and are not answered yet.
+        self._late = [set[int]() for _ in limits]
         self.holds: bool | None = None
+
+    def deadlines(self, request: SimulatedRequest) -> set[float]:
+        """When to ask whether an arriving request is `late`, in seconds from now."""
+        found = {each(request) for limit in self._limits for each in (limit.first_seconds, limit.finish_seconds)}
+        return {seconds + CLOCK_ERROR for seconds in found if seconds < inf}
+
+    def late(self, request: SimulatedRequest, waited: float) -> bool:
+        """Count the limits that a request has missed after ``waited`` seconds. True if the verdict is certain."""
+        if request.number in self._answered:
+            return False
+        for index, limit in enumerate(self._limits):
+            is_missed = limit.finish_seconds(request) < waited or (
+                request.first == NEVER and limit.first_seconds(request) < waited
+            )
+            if is_missed and request.number not in self._late[index]:
+                self._late[index].add(request.number)
+                self._misses[index] -= 1
+        return self._conclude()
 
     def answered(self, request: SimulatedRequest) -> bool:
         """Count a request that was answered or refused. True if the verdict is certain."""
         self._left -= 1
+        self._answered.add(request.number)
         for index, limit in enumerate(self._limits):
-            if request.refused or not limit.holds(request):
+            if request.number in self._late[index]:
+                self._late[index].remove(request.number)
+            elif request.refused or not limit.holds(request):
                 self._misses[index] -= 1
+        return self._conclude()
+
+    def _conclude(self) -> bool:
         if min(self._misses) < 0:
             self.holds = False
-        elif min(self._misses) >= self._left:
+        elif all(misses >= self._left - len(late) for misses, late in zip(self._misses, self._late, strict=True)):
             self.holds = True
         return self.holds is not None
 
@@ -72,7 +110,8 @@ class SimulatedSummary:
     other figures are of answers. ``cached_tokens`` of prompts were in a cache, ``stored_tokens`` of them came from a
     store. ``in_time`` is the share of all requests that the bounds hold for, None without bounds. ``near_share`` of the
     answers are the devices'. ``busy`` is the share of the time in which each worker's device computed, ``pages`` the
-    largest share of its pages that was in use. ``decisions`` are the router's.
+    largest share of its pages that was in use. ``role_changes``: how often a worker joined the mixed pool, None if
+    workers keep their roles. ``decisions`` are the router's.
     """
 
     layout: str
@@ -96,6 +135,7 @@ class SimulatedSummary:
     steps: int
     busy: tuple[float, ...]
     pages: tuple[float, ...]
+    role_changes: int | None
     decisions: dict[str, int]
 
     def to_json(self) -> dict[str, Any]:
@@ -130,6 +170,7 @@ def summarize(ran: Ran, bounds: Bounds | None) -> SimulatedSummary:
         steps=sum(worker.steps for worker in workers),
         busy=tuple(worker.busy_seconds / seconds for worker in workers),
         pages=tuple(worker.most_pages / worker.device.pages for worker in workers),
+        role_changes=None if ran.cluster.pools is None else ran.cluster.pools.changes,
         decisions=dict(sorted(ran.reasons.items())),
     )
 

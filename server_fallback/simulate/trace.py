@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from nearfar.compiler.given_file import MAX_DATA_BYTES, read_given_text
 from nearfar.compiler.runtime.errors import RequestError, reason_of
 
 HASHED_TOKENS = 512
@@ -38,7 +39,7 @@ def read_trace(path: Path) -> list[Recorded]:
     servers refused, are left out. Raises RequestError, which names the line, for a file in another form.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_given_text(path, MAX_DATA_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(
             f"{path}: cannot be read: {reason_of(error) if isinstance(error, OSError) else error}"

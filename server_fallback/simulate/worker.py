@@ -41,27 +41,22 @@ class Leap(NamedTuple):
 
 
 class Worker:
-    """``finished`` is called when a request has its last token. ``number`` is the worker's place in the cluster.
-    ``leaps``: whether turns that only decode are taken together, which changes no result.
+    """``number`` is the worker's place in the cluster. ``leaps``: whether turns that only decode are taken together,
+    which changes no result.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        device: Device,
-        number: int,
-        finished: Callable[[Worker, SimulatedRequest], None],
-        *,
-        leaps: bool = True,
-    ) -> None:
+    def __init__(self, clock: Clock, device: Device, number: int, *, leaps: bool = True) -> None:
         self.device, self.number = device, number
         self.scheduler = LeapingScheduler(device.scheduler_config())
         self.busy_seconds = 0.0
         self.computed_tokens = 0
         self.most_pages = 0
         self.steps = 0
-        self._clock, self._finished, self._leaps = clock, finished, leaps
+        self._clock, self._leaps = clock, leaps
         self._requests: dict[Sequence, SimulatedRequest] = {}
+        # What is called when a sequence has its last token, and its first one.
+        self._ends: dict[Sequence, Callable[[], None]] = {}
+        self._begins: dict[Sequence, Callable[[], None]] = {}
         # Sequences whose pages go to another worker, and what is called with the position up to which they are full.
         self._exports: dict[Sequence, Callable[[int], None]] = {}
         # Submitted steps and when each ends.
@@ -101,12 +96,23 @@ class Worker:
         else:
             action()
 
-    def add(self, request: SimulatedRequest, prompt: Items[int], output_tokens: int) -> None:
-        """Queue a request now. It ends after ``output_tokens``."""
+    def add(
+        self,
+        request: SimulatedRequest,
+        prompt: Items[int],
+        output_tokens: int,
+        ended: Callable[[], None],
+        begun: Callable[[], None] | None = None,
+    ) -> None:
+        """Queue a request now. ``begun`` is called when it has its first token, and ``ended`` when it has
+        ``output_tokens``; neither may add requests.
+        """
         self._interrupt()
         request.workers.append(self.number)
         sequence = Sequence(request.number, prompt, SequenceParams(max_tokens=output_tokens))
-        self._requests[sequence] = request
+        self._requests[sequence], self._ends[sequence] = request, ended
+        if begun is not None:
+            self._begins[sequence] = begun
         self.scheduler.add(sequence)
         self._is_steady = False
         self._resume()
@@ -158,28 +164,34 @@ class Worker:
         """The oldest step is done."""
         step, _ = self._open.popleft()
         tokens = [answer_token(row.sequence) for row in step.rows for _ in range(row.num_sampled)]
-        done: list[SimulatedRequest] = []
+        calls: list[Callable[[], None]] = []
         for kind, sequence, *_ in self.scheduler.commit(step, tokens):
             if kind == "token":
                 if sequence.generated == 1:
                     request = self._requests[sequence]
+                    if sequence in self._begins:
+                        calls.append(self._begins.pop(sequence))
                     if request.first == NEVER:
                         request.first = self._clock.now
                         # What a prefill worker computed for it is in the cache, too.
                         request.cached_tokens = max(0, sequence.cached_tokens - request.prefilled_tokens)
             else:
                 assert kind == "finished", kind
-                done.append(self._requests.pop(sequence))
-                self._is_steady = False
+                calls.append(self._end(sequence))
         self._is_reading = True
-        for request in done:
-            request.finish = self._clock.now
-            self._finished(self, request)
+        for call in calls:
+            call()
         for row in step.rows if self._exports else ():
             if row.sequence in self._exports:
                 self._exported(row.sequence, row.start + row.length)
         self._is_reading = False
         self._continue()
+
+    def _end(self, sequence: Sequence) -> Callable[[], None]:
+        """A sequence has its last token. Returns what to call."""
+        self._requests.pop(sequence).finish = self._clock.now
+        self._is_steady = False
+        return self._ends.pop(sequence)
 
     def _exported(self, sequence: Sequence, position: int) -> None:
         """A step is done that computed an export up to a position."""
@@ -241,6 +253,11 @@ class Worker:
     def _end_leap(self) -> None:
         assert self._leap is not None
         self._take(self._leap, self._leap.turns)
+        calls = [self._end(sequence) for sequence in self.scheduler.end_complete()]
+        self._is_reading = True
+        for call in calls:
+            call()
+        self._is_reading = False
         self._continue()
 
     def _interrupt(self) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,14 +106,30 @@ class Library:
             start = stop + scalars
         return Launches(launches, arguments, np.array(indices, np.intp))
 
-    def run(self, launches: Launches, scalars: npt.NDArray[np.int64]) -> None:
-        """Run all launches, without Python's lock. ``scalars`` are the values for the launches' scalar locations."""
+    def run(
+        self,
+        launches: Launches,
+        scalars: npt.NDArray[np.int64],
+        stops: Sequence[int] = (),
+        reached: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Run all launches, without Python's lock. ``scalars`` are the values for the launches' scalar locations.
+        ``reached`` is called with the index of each of ``stops``, after so many launches.
+        """
         launches.arguments["value"][launches.scalars] = scalars
-        failed = self._launch(launches.launches.ctypes.data, len(launches.launches))
+        start = 0
+        for index, stop in enumerate(stops):
+            self._run(launches, start, stop)
+            reached(index)
+            start = stop
+        self._run(launches, start, len(launches.launches))
+
+    def _run(self, launches: Launches, start: int, stop: int) -> None:
+        failed = self._launch(launches.launches.ctypes.data + start * LAUNCH.itemsize, stop - start)
         if failed:
             raise BundleError(
-                f"kernel {failed} of {len(launches.launches)} of a batch refuses its arguments; compile the bundle "
-                f"again"
+                f"kernel {start + failed} of {len(launches.launches)} of a batch refuses its arguments; compile the "
+                f"bundle again"
             )
 
 

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from threading import Lock, get_ident
 from typing import Any
 
@@ -19,16 +20,18 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.compiler.bundle.folder import Bundle
+from nearfar.compiler.bundle.manifest import GENERATE
 from nearfar.compiler.runtime.base_runner import ArrayLayout
 from nearfar.compiler.runtime.batch import Array
 from nearfar.compiler.runtime.errors import DeviceError
-from nearfar.compiler.runtime.page_bytes import UnitBlock, gather, scatter
+from nearfar.compiler.runtime.page_bytes import UnitBlock, gather, require_size, scatter, unit_blocks
 from nearfar.compiler.runtime.patches import AnyBatch
 from nearfar.compiler.runtime.plan_runner import PlanRunner, bound_arrays, constant_tables, passing_entries
 from nearfar.compiler.runtime.runner import Limits, Result, done
 from nearfar.compiler.runtime.variant import KernelChoice, choose_activation
 
 from ..threads import default_threads
+from .layer_reads import FEWEST_TOKENS, LayerPart, LayerRead, layer_parts
 from .levels import features, require, require_needs
 from .library import Launches, Library
 from .weight_memory import ALIGNMENT, weight_planes
@@ -69,7 +72,10 @@ class CpuRunner(PlanRunner):
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         self._allocate(bundle)
         self._choice = KernelChoice(self.manifest, self.activation, self._features)
-        self._prepared: dict[tuple[str, int], tuple[Launches, npt.NDArray[np.intp]]] = {}
+        self._prepared: dict[tuple[str, int], tuple[Launches, npt.NDArray[np.intp], list[int]]] = {}
+        # What is read part by part, of which batches. Batches are numbered as they are submitted, and as they begin.
+        self._layer_reads: list[LayerRead] = []
+        self._submitted = self._begun = 0
         # The distinct sizes that kernels receive: dims.
         self._sizes = sorted({str(size) for kernel in self.manifest.kernels.values() for size in kernel.uniforms})
         self._worker = ThreadPoolExecutor(1, "nearfar-cpu")
@@ -123,6 +129,42 @@ class CpuRunner(PlanRunner):
             finally:
                 self._caller = None
 
+    def read_layers(self, units: Sequence[Sequence[int]]) -> list[Future[bytes]]:
+        """As `read_pages`, but part by part, each as soon as the batch that was submitted last has computed it."""
+        self._require_open()
+        blocks = unit_blocks(self.manifest.model, self._unit_kinds, units)
+        read = LayerRead(self._submitted, [part.of(blocks) for part in self._layer_parts])
+        self._layer_reads.append(read)
+
+        def finish() -> None:
+            self._layer_reads.remove(read)
+            read.copy(len(read.parts), self._arrays)
+
+        self._in_order(finish)
+        return read.futures
+
+    def write_layers(self, units: Sequence[Sequence[int]], data: bytes) -> None:
+        """Write what `read_layers` has read, one part after the other. Raises RequestError as `write_pages`."""
+        self._require_open()
+        blocks = unit_blocks(self.manifest.model, self._unit_kinds, units)
+        require_size(self.manifest.model, blocks, data)
+        self._write_units([each for part in self._layer_parts for each in part.of(blocks)], data)
+
+    @cached_property
+    def _layer_parts(self) -> list[LayerPart]:
+        """Of a model that generates text."""
+        return layer_parts(self._unit_kinds, self.manifest.plan(GENERATE).steps)
+
+    def _send(
+        self,
+        plan: str,
+        batch: AnyBatch,
+        dims: Mapping[str, int],
+        result: Callable[[dict[str, Array]], Result],
+    ) -> Future[Result]:
+        self._submitted += 1
+        return super()._send(plan, batch, dims, result)
+
     def _release(self) -> None:
         self._worker.shutdown()
         with self._turn:
@@ -147,28 +189,52 @@ class CpuRunner(PlanRunner):
     # --- in order ---
 
     def _run(self, plan: str, batch: AnyBatch, dims: Mapping[str, int]) -> None:
+        self._begun += 1
+        try:
+            self._run_now(plan, batch, dims)
+        except Exception as error:
+            for read in self._reads_of_batch():
+                read.fail(error)
+            raise
+
+    def _run_now(self, plan: str, batch: AnyBatch, dims: Mapping[str, int]) -> None:
         arrays = self.arrays(plan, batch)
         for name in self.manifest.plan(plan).inputs:
             values = arrays[name]
             self._arrays[name].reshape(-1)[: values.size] = values.reshape(-1)
-        launches, indices = self._launches(plan, dims)
+        launches, indices, stops = self._launches(plan, dims)
         values_of_sizes = np.array([dims[size] for size in self._sizes], np.int64)
-        self._library.run(launches, values_of_sizes[indices])
+        if stops and dims["S"] < FEWEST_TOKENS:
+            stops = []
 
-    def _launches(self, plan: str, dims: Mapping[str, int]) -> tuple[Launches, npt.NDArray[np.intp]]:
-        """The launches of a batch, and the index in ``_sizes`` of each of their scalars."""
+        def reached(part: int) -> None:
+            for read in self._reads_of_batch():
+                read.copy(part + 1, self._arrays)
+
+        self._library.run(launches, values_of_sizes[indices], stops, reached)
+
+    def _reads_of_batch(self) -> list[LayerRead]:
+        """Of the batch that runs now."""
+        return [read for read in list(self._layer_reads) if read.number == self._begun]
+
+    def _launches(self, plan: str, dims: Mapping[str, int]) -> tuple[Launches, npt.NDArray[np.intp], list[int]]:
+        """The launches of a batch, the index in ``_sizes`` of each of their scalars, and after how many launches the
+        batch has finished with each part of the pages.
+        """
         entry = self.manifest.plan(plan)
         chosen = self._choice.of(plan, dims)
         # The same choice is the same object, which `_choice` keeps.
         key = plan, id(chosen)
         if key not in self._prepared:
-            calls, indices = [], []
+            calls, indices, ends = [], [], []
             for step in entry.steps:
                 for kernel in (self.manifest.kernels[name] for name in chosen[step.variants]):
                     pointers = [self._arrays[name].ctypes.data for name in bound_arrays(self.manifest, step, kernel)]
                     calls.append((kernel.entry, pointers, len(kernel.uniforms)))
                     indices += [self._sizes.index(str(size)) for size in kernel.uniforms]
-            self._prepared[key] = self._library.prepare(calls), np.array(indices, np.intp)
+                ends.append(len(calls))
+            stops = [ends[part.last_step] for part in self._layer_parts] if plan == GENERATE else []
+            self._prepared[key] = self._library.prepare(calls), np.array(indices, np.intp), stops
         return self._prepared[key]
 
     def _read(self, name: str, layout: ArrayLayout) -> npt.NDArray[Any]:

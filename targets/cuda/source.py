@@ -125,7 +125,8 @@ def waiting(text: str, buffers: Sequence[str]) -> str:
 def only_written(pointer: str, body: str) -> bool:
     """Whether every use of a pointer is the target of an assignment."""
     other = rf"((?!\b{pointer}\b).)*"
-    uses = [line for line in body.splitlines() if re.search(rf"\b{pointer}\b", line)]
+    # Bodies have thousands of lines, and most of them lack the name, which takes less time to see than a pattern.
+    uses = [line for line in body.splitlines() if pointer in line and re.search(rf"\b{pointer}\b", line)]
     return all(re.fullmatch(rf"\s*{pointer}\[{other} = {other};", use) for use in uses)
 
 

@@ -1,5 +1,5 @@
-"""What it costs to hand the pages of a prompt from a prefill worker to a decode worker on the same machine: over a Unix
-socket, as they do, or through shared memory with only the frames' headers on the socket.
+"""What it costs to pass the pages of a prompt from a prefill worker to a decode worker on the same machine: over a Unix
+socket alone, or through shared memory with only the frames' headers on the socket, as on Linux.
 
 Both sides hash every block, as the workers do. Beside it stands what one message to or from an engine's process costs,
 of which a transfer has two. Times are CPU seconds (user and system) of both processes together, because the machine is
@@ -13,10 +13,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import mmap
 import multiprocessing
 import os
-import secrets
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -33,6 +31,8 @@ from nearfar.compiler.runtime.errors import Unavailable
 from nearfar.server_fallback.engine.page_blocks import PageBlock
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.page_transfer import BlockChain, FrameReader, PageIdentity
+from nearfar.server_fallback.executors.prefill_server import block_parts
+from nearfar.server_fallback.executors.shared_pages import SharedReader, SharedWriter
 from nearfar.server_fallback.executors.upstream import make_upstream, reader_of
 from nearfar.server_fallback.processes.connection import Connection
 from nearfar.server_fallback.schema.frame import frame
@@ -43,7 +43,6 @@ ROOT = Path(__file__).parents[2]
 TOKEN_BYTES = 28 * 8 * 128 * 2 * 2
 BLOCK_TOKENS = 64
 IDENTITY = PageIdentity("0" * 64, "float16", 16, 16 * TOKEN_BYTES)
-SHARED = Path("/dev/shm")
 
 
 def main() -> None:
@@ -74,7 +73,6 @@ def main() -> None:
 
 async def measure(socket: str, server: Pipe, sizes: list[int], repeats: int) -> list[dict[str, float]]:
     found = []
-    receive: dict[str, Callable[..., Any]] = {"stream": receive_stream, "shared": receive_shared}
     upstream = make_upstream(f"unix:{socket}", None, any_request_id=True)
     for megabytes in sizes:
         tokens = megabytes * 1_000_000 // (TOKEN_BYTES * BLOCK_TOKENS) * BLOCK_TOKENS
@@ -82,14 +80,16 @@ async def measure(socket: str, server: Pipe, sizes: list[int], repeats: int) -> 
         for _ in range(repeats):
             for name, measured in (("hashes", hash_seconds(tokens)), ("engine", await engine_seconds(tokens))):
                 least[name] = min(measured, least.get(name, measured))
-            for way, receiver in receive.items():
+            for way in ("stream", "shared"):
                 server.send("begin")
                 server.recv()
                 began = time.process_time()
-                body = {"way": way, "tokens": tokens}
-                async with upstream.sent("POST", "/", body, Call("1")) as response:
-                    frames = FrameReader(bind(reader_of(response, lambda _: False)), IDENTITY.most_bytes(tokens))
-                    received = await receiver(frames, tokens)
+                with SharedReader() as shared:
+                    body = {"name": shared.name if way == "shared" else None, "tokens": tokens}
+                    async with upstream.sent("POST", "/", body, Call("1")) as response:
+                        read = bind(reader_of(response, lambda _: False))
+                        frames = FrameReader(read, IDENTITY.most_bytes(tokens), shared.take)
+                        received = await receive(frames, tokens)
                 ours = time.process_time() - began
                 assert received == tokens * TOKEN_BYTES
                 server.send("end")
@@ -138,7 +138,7 @@ def payloads(tokens: int) -> list[PageBlock]:
 # --- the decode worker ---
 
 
-async def receive_stream(frames: FrameReader, tokens: int) -> int:
+async def receive(frames: FrameReader, tokens: int) -> int:
     chain, size = BlockChain(IDENTITY, [0] * tokens, 0), 0
     while True:
         header, data = await frames.next()
@@ -147,23 +147,6 @@ async def receive_stream(frames: FrameReader, tokens: int) -> int:
         assert isinstance(header, BlockFrame)
         assert await chain.next(PageBlock(header.start, header.end, data)) == header.sha256
         size += len(data)
-
-
-async def receive_shared(frames: FrameReader, tokens: int) -> int:
-    chain, size = BlockChain(IDENTITY, [0] * tokens, 0), 0
-    _, name = await frames.next()
-    path = SHARED / name.decode()
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
-        path.unlink()
-        while True:
-            header, _ = await frames.next()
-            if isinstance(header, EndFrame):
-                return size
-            assert isinstance(header, BlockFrame)
-            # The engine's process gets its own copy, whatever brought the bytes here.
-            data = memory[header.start * TOKEN_BYTES : header.end * TOKEN_BYTES]
-            assert await chain.next(PageBlock(header.start, header.end, data)) == header.sha256
-            size += len(data)
 
 
 # --- the prefill worker ---
@@ -180,7 +163,7 @@ def serve(socket: str, report: Pipe) -> None:
         body = json.loads((await receive())["body"])
         blocks = kept.setdefault(body["tokens"], payloads(body["tokens"]))
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        async for part in {"stream": send_stream, "shared": send_shared}[body["way"]](blocks):
+        async for part in send_blocks(blocks, body["name"]):
             await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
@@ -200,26 +183,12 @@ def serve(socket: str, report: Pipe) -> None:
     asyncio.run(run())
 
 
-async def send_stream(blocks: list[PageBlock]) -> AsyncGenerator[bytes, None]:
+async def send_blocks(blocks: list[PageBlock], name: str | None) -> AsyncGenerator[bytes, None]:
     chain = BlockChain(IDENTITY, [0] * blocks[-1].end, 0)
-    for block in blocks:
-        header = BlockFrame(start=block.start, end=block.end, sha256=await chain.next(block))
-        yield frame(header.model_dump(), block.data)
-        yield block.data
-    yield frame(EndFrame(cached_tokens=0, queue_seconds=0.0).model_dump())
-
-
-async def send_shared(blocks: list[PageBlock]) -> AsyncGenerator[bytes, None]:
-    chain, name = BlockChain(IDENTITY, [0] * blocks[-1].end, 0), secrets.token_hex(16).encode()
-    descriptor = os.open(SHARED / name.decode(), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    os.ftruncate(descriptor, blocks[-1].end * TOKEN_BYTES)
-    with mmap.mmap(descriptor, 0) as memory:
-        os.close(descriptor)
-        first = BlockFrame(start=0, end=0, sha256="0" * 64)
-        yield frame(first.model_dump(), name) + name
+    with SharedWriter(name) as shared:
         for block in blocks:
-            memory[block.start * TOKEN_BYTES : block.end * TOKEN_BYTES] = block.data
-            yield frame(BlockFrame(start=block.start, end=block.end, sha256=await chain.next(block)).model_dump())
+            for part in await block_parts(block, chain, shared):
+                yield part
         yield frame(EndFrame(cached_tokens=0, queue_seconds=0.0).model_dump())
 
 

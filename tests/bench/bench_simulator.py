@@ -134,7 +134,9 @@ def main() -> None:
     os.environ["NEARFAR_PACED_COSTS"] = json.dumps(asdict(pace))
     os.environ["PYTHONPATH"] = str(Path(__file__).parent / "paced_device")
     device = paced_device(bundle, pace)
-    found: dict[str, Any] = {"machine": machine(), "requests": options.requests, "pace": asdict(pace), "results": {}}
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    # What an earlier run has of other workers is kept.
+    found: dict[str, Any] = json.loads(options.output.read_text()) if options.output.exists() else {"results": {}}
     for name in options.only:
         workers, rate = CONFIGURATIONS[name][0], CONFIGURATIONS[name][1] / options.slower
         requests = make_requests(options.requests, rate, options.seed)
@@ -146,14 +148,14 @@ def main() -> None:
             real = real_times(asyncio.run(fleet.run(requests)))
         simulated = simulate(measured, workers, requests, transfer)
         found["results"][name] = {
-            "rate": rate, "load": os.getloadavg()[0], "request_seconds": overhead, "transfer_seconds": transfer,
+            "machine": machine(), "requests": options.requests, "slower": options.slower, "rate": rate,
+            "load": os.getloadavg()[0], "request_seconds": overhead, "transfer_seconds": transfer,
             "real": asdict(Figures.of(real)), "simulated": asdict(Figures.of(simulated)),
             # Prompt tokens, and the real and the simulated time to the first token.
             "ttft": [
                 [a.prompt_tokens, round(a.ttft, 4), round(b.ttft, 4)] for a, b in zip(real, simulated, strict=True)
             ],
         }  # fmt: skip
-        options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(found, indent=1) + "\n")
     report(found)
 
@@ -255,15 +257,15 @@ def simulate(
 
 
 def report(found: dict[str, Any]) -> None:
-    table = Table(title=f"{found['machine']}; real / simulated, and the difference", title_justify="left")
-    for column in ("workers", "load", *FIGURES):
+    table = Table(title="real / simulated, and the difference", title_justify="left")
+    for column in ("workers", "requests", "load", *FIGURES):
         table.add_column(column, justify="left" if column == "workers" else "right")
     for name, each in found["results"].items():
         cells = []
         for figure, scale in FIGURES.values():
             real, simulated = each["real"][figure], each["simulated"][figure]
             cells.append(f"{real * scale:.0f} / {simulated * scale:.0f}, {simulated / real - 1:+.0%}")
-        table.add_row(name, f"{each['load']:.1f}", *cells)
+        table.add_row(name, str(each["requests"]), f"{each['load']:.1f}", *cells)
     Console(width=180).print(table)
 
 

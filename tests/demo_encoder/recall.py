@@ -67,18 +67,18 @@ def measure(url: str, model: str) -> Recall:
 def served(model: str, *options: str) -> Iterator[str]:
     """The address of `nearfar serve MODEL`, which runs inside the context."""
     command = [sys.executable, "-m", "nearfar.compiler.cli", "serve", model, "--port", "0", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
-    try:
-        if process.stdout is None:
-            raise AssertionError("the server's output is a pipe")
-        for line in process.stdout:
-            if "http://" in line:
-                yield "http://" + line.split("http://")[1].split()[0].removesuffix("/v1").split("/v1")[0]
-                return
-        raise SystemExit("nearfar serve ended before it printed its address")
-    finally:
-        process.terminate()
-        process.wait()
+    unbuffered = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=unbuffered) as process:
+        try:
+            if process.stdout is None:
+                raise AssertionError("the server's output is a pipe")
+            for line in process.stdout:
+                if "http://" in line:
+                    yield "http://" + line.split("http://")[1].split()[0].removesuffix("/v1").split("/v1")[0]
+                    return
+            raise SystemExit("nearfar serve ended before it printed its address")
+        finally:
+            process.terminate()
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -174,7 +174,7 @@ def test_without_the_settings_of_sound_a_model_only_sees(unified: tuple[Bundle, 
     checkpoint = unified[0].path.parent / "checkpoint"
     for file in checkpoint.iterdir():
         if file.name != "processor_config.json":
-            (tmp_path / file.name).symlink_to(file)
+            (tmp_path / file.name).hardlink_to(file)
     loaded = load(str(tmp_path))
     assert loaded.spec.hearing is None
     assert loaded.spec.vision is not None
@@ -191,7 +191,7 @@ def test_settings_that_are_not_known_are_refused(unified: tuple[Bundle, Heard], 
         folder.mkdir()
         for file in checkpoint.iterdir():
             if file.name != "processor_config.json":
-                (folder / file.name).symlink_to(file)
+                (folder / file.name).hardlink_to(file)
         changed = {**own, "feature_extractor": {**own["feature_extractor"], key: value}}
         (folder / "processor_config.json").write_text(json.dumps(changed))
         with pytest.raises((UnsupportedModel, CheckpointError), match=key):

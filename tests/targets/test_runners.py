@@ -20,10 +20,11 @@ from nearfar.compiler.bundle.folder import Bundle, ExportBundle, open_any, open_
 from nearfar.compiler.runtime.base_runner import BaseRunner
 from nearfar.compiler.runtime.batch import Batch, Chunk, make_batch
 from nearfar.compiler.runtime.encoder_batch import make_text_batch
-from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.errors import BundleError, RequestError
 from nearfar.compiler.runtime.plan_runner import PlanRunner
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.runner import Limits, Runner
+from nearfar.targets.cpu import runner as cpu_runner
 
 CompileTiny = Callable[..., Path]
 Distance = Callable[[npt.NDArray[np.float32], npt.NDArray[np.float32]], float]
@@ -202,6 +203,45 @@ def test_a_sequence_goes_on_in_copied_pages(case: Case, runner: Runner) -> None:
     np.testing.assert_array_equal(*logits_in_copied_pages(case, runner))
     with pytest.raises(RequestError, match="page 20 is not in the pool, which has pages 0 to 19"):
         runner.copy_pages([(0, 20)])
+
+
+def test_a_cpu_reads_layers_while_it_computes_later_ones(
+    cases: Callable[[str], Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_runner, "FEWEST_TOKENS", 20)
+    case = cases("cpu")
+    runner = case.open()
+    assert isinstance(runner, cpu_runner.CpuRunner)
+    first, second = case.pages(0, 21), case.pages(7, 21)[::-1]
+    # What was in the pages before is other than what is read.
+    runner.submit(case.batch(Chunk(list(range(40, 60)), 0, first, [19])))
+    with runner._turn:
+        filling = runner.submit(case.batch(Chunk(list(range(1, 21)), 0, first, [19])))
+        read = runner.read_layers([first])
+        early = list[bool]()
+        for part in read:
+            part.add_done_callback(lambda _: early.append(not filling.done()))
+        other = runner.submit(case.batch(Chunk(list(range(60, 80)), 0, first, [19])))
+    data = b"".join(part.result() for part in read)
+    other.result()
+    assert len(read) > 1
+    assert early == [True] * len(read)
+    runner.write_layers([second], data)
+    expected = case.open()
+    expected.forward(case.batch(Chunk(list(range(1, 21)), 0, first, [19])))
+    assert runner.read_pages([second]).result() == expected.read_pages([first]).result()
+    # Of a batch that is done, and of one that fails.
+    after = runner.read_layers([second])
+    assert b"".join(part.result() for part in after) == data
+    monkeypatch.setattr(runner._library, "_launch", lambda _, count: count)
+    with runner._turn:
+        failing = runner.submit(case.batch(Chunk(list(range(1, 21)), 0, first, [19])))
+        read = runner.read_layers([first])
+    for future in (failing, *read):
+        with pytest.raises(BundleError, match="refuses its arguments"):
+            future.result()
+    with pytest.raises(RequestError, match=r"pages of .* bytes, not"):
+        runner.write_layers([second], data[:-1])
 
 
 @pytest.mark.parametrize("name", PLAN_RUNNERS)

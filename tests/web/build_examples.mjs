@@ -1,4 +1,4 @@
-// Bundles web/examples/ as an application's bundler would: node build_examples.mjs OUT. `@nearfar/web` is this package by its exports.
+// Bundles web/examples/ as an application's bundler would: node build_examples.mjs OUT [NAME..]. `@nearfar/web` is this package by its exports.
 
 import { copyFile, readFile, readdir, writeFile } from "node:fs/promises";
 import { createRequire } from "node:module";
@@ -7,10 +7,11 @@ import { fileURLToPath } from "node:url";
 
 const web = join(dirname(fileURLToPath(import.meta.url)), "../../web");
 const { build } = createRequire(join(web, "package.json"))("esbuild");
-const out = process.argv[2];
+const [out, ...names] = process.argv.slice(2);
 const examples = (await readdir(join(web, "examples"), { withFileTypes: true }))
   .filter((entry) => entry.isDirectory())
-  .map(({ name }) => name);
+  .map(({ name }) => name)
+  .filter((name) => names.length === 0 || names.includes(name));
 
 for (const name of examples) {
   await build({
@@ -32,4 +33,5 @@ for (const name of examples) {
   const page = await readFile(join(web, "examples", name, "index.html"), "utf8");
   await writeFile(join(out, name, "index.html"), page.replace(/main\.tsx?"/, 'main.js"'));
 }
-await copyFile(join(web, "examples/extension/manifest.json"), join(out, "extension/manifest.json"));
+if (examples.includes("extension"))
+  await copyFile(join(web, "examples/extension/manifest.json"), join(out, "extension/manifest.json"));

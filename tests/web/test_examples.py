@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from case_selection import is_exhaustive
 from conftest import ROOT, TIMEOUT_MS
 from page_whisper import page_whisper
 from playwright.sync_api import Browser, BrowserContext, Page, expect
@@ -39,10 +40,17 @@ IS_KEPT = """async () => {
 
 
 @pytest.fixture(scope="module")
-def site(node: str, chromium: str, light_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
-    """The examples, each in a folder with its bundle."""
+def site(
+    node: str,
+    chromium: str,  # noqa: ARG001
+    light_demo: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+) -> Path:
+    """The examples, each in a folder with its bundle: all, or the one that `make test` opens."""
     site = tmp_path_factory.mktemp("examples")
-    subprocess.run([node, str(Path(__file__).with_name("build_examples.mjs")), str(site)], check=True)
+    names = () if is_exhaustive(request) else ("react",)
+    subprocess.run([node, str(Path(__file__).with_name("build_examples.mjs")), str(site), *names], check=True)
     examples = list(site.iterdir())
     bundle = site / "bundle"
     shutil.copytree(light_demo, bundle)

@@ -280,7 +280,7 @@ export class Engine implements EngineWithSessions {
     options: DecideOptions = {},
   ): Promise<DecideResponse> {
     const { decide } = await importDecide();
-    return decide(this.#model, encodeChat, context, questions, options);
+    return decide(this.#model, encodeChat, context, questions, options, this.#encoder?.head ?? null);
   }
 
   /** The text of tokens, without special tokens. */
@@ -398,7 +398,7 @@ export class Engine implements EngineWithSessions {
   }
 
   /** A method of the encoder. It throws RequestError if the model generates text. */
-  #encoding<K extends keyof Encoder>(name: K) {
+  #encoding<K extends Exclude<keyof Encoder, "head">>(name: K) {
     return async (
       params: Parameters<Encoder[K]>[0],
       options: RequestOptions = {},

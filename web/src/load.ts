@@ -167,10 +167,12 @@ async function openCandidate(
 }
 
 /** What a probe says of the options. Throws DeviceError if it refuses the bundle. */
-async function probed(address: BundleAddress, signal: AbortSignal, { probe, gpu }: LoadOptions): Promise<LoadOptions> {
-  const { refusals = [], fit } = (await probe?.(address, { gpu, signal })) ?? {};
+async function probed(address: BundleAddress, signal: AbortSignal, given: LoadOptions): Promise<LoadOptions> {
+  const { probe, gpu } = given;
+  const { refusals = [], fit: found } = (await probe?.(address, { gpu, signal })) ?? {};
   for (const { message, ...details } of refusals) throw new DeviceError(message, { step: "probe", ...details });
-  return { memoryBudget: fit?.memory_budget ?? undefined };
+  const fit = given.fit ?? found ?? undefined;
+  return { memoryBudget: fit?.memory_budget ?? undefined, ...given, fit };
 }
 
 /** ``checkFirst``: check before the download whether the device can run the bundle. */
@@ -182,7 +184,7 @@ async function loadCandidate(
   given: LoadOptions,
 ): Promise<Loaded> {
   const { address, stored, manifest } = candidate;
-  const options = { ...(isExport(manifest) ? {} : await probed(address, signal, given)), ...given };
+  const options = isExport(manifest) ? given : await probed(address, signal, given);
   const hasSenses = hasPlan(manifest, "vision") || hasPlan(manifest, "hearing");
   const images = hasSenses ? (options.images ?? (await importImages())) : null;
   const { vocab_size: vocabSize } = manifest.spec;

@@ -72,8 +72,8 @@ export interface LoadOptions extends TrustOptions, MemoryOptions {
    */
   readonly draft?: BundleAddress | false | undefined;
   /**
-   * `probe` of probe.js, or a function that returns its report: a bundle for WebGPU that it refuses is not loaded, and one
-   * that fits with less memory gets that as ``memoryBudget``, unless that is given.
+   * `probe` of probe.js, or a function that returns its report: a bundle for WebGPU that it refuses is not loaded. Else
+   * its ``fit`` is used, and its memory as ``memoryBudget``, unless these are given.
    */
   readonly probe?:
     | ((
@@ -133,6 +133,7 @@ const LOAD_OPTIONS: Checks = {
   selfTestLimitMs: "number 0..",
   tuning: check("true, false or a TuningModule", (value) => typeof value === "boolean" || "measure" in Object(value)),
   notes: "object",
+  fit: "object",
   maxSequences: "integer 1..",
   maxBatchTokens: "integer 1..",
   pages: "integer 1..",

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ...given_file import MAX_MEDIA_BYTES, read_given
 from ...ir.speech import SAMPLE_RATE
 from ..batch import FloatArray
 from ..errors import RequestError, ToolError, reason_of
@@ -34,7 +35,7 @@ def read_sound_file(path: Path) -> FloatArray:
     samples that are no numbers, and ToolError for a format or rate that needs a missing package.
     """
     try:
-        data = path.read_bytes()
+        data = read_given(path, MAX_MEDIA_BYTES)
     except OSError as error:
         raise RequestError(f"{path}: cannot be read: {reason_of(error)}") from error
     return read_sound(data, str(path))

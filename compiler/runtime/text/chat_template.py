@@ -15,6 +15,7 @@ from typing import Any, Literal, NoReturn
 import jinja2
 import jinja2.exceptions
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -73,6 +74,11 @@ class ChatTemplate:
         """Its syntax tree. Raises CheckpointError as `check` does."""
         self.check()
         return write_tree(self._environment.parse(self.source))
+
+    def variables(self) -> set[str]:
+        """The names of values that it reads. Raises CheckpointError as `check` does."""
+        self.check()
+        return jinja2.meta.find_undeclared_variables(self._environment.parse(self.source))
 
     @cached_property
     def _environment(self) -> jinja2.Environment:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from nearfar.compiler.given_file import read_given
 from nearfar.compiler.runtime.errors import RequestError, reason_of
 from nearfar.compiler.shared.script import SharedScript
 
@@ -245,7 +246,7 @@ class Policy(PolicyPart):
             return source
         name = "the policy" if isinstance(source, Mapping) else str(source)
         try:
-            value = source if isinstance(source, Mapping) else json.loads(Path(source).read_text(encoding="utf-8"))
+            value = source if isinstance(source, Mapping) else json.loads(read_given(Path(source)))
             text = json.dumps(value, allow_nan=False)
         except OSError as error:
             raise bad_policy(f"{name}: cannot be read: {reason_of(error)}") from None

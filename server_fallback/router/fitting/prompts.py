@@ -9,6 +9,7 @@ from typing import Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from nearfar.compiler.given_file import MAX_DATA_BYTES, read_given_text
 from nearfar.compiler.runtime.errors import RequestError, reason_of
 
 Parsed = TypeVar("Parsed")
@@ -25,7 +26,7 @@ class JsonLine(BaseModel):
         """Read all lines of a file. Raises RequestError, which names the line, for one that cannot be read."""
         try:
             # str.splitlines would also end a line at U+2028, which JSON strings may contain.
-            lines = path.read_text(encoding="utf-8-sig").split("\n")
+            lines = read_given_text(path, MAX_DATA_BYTES, "utf-8-sig").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise RequestError(
                 f"{path}: cannot be read: {reason_of(error)}; give a file of UTF-8 JSON lines"

@@ -132,9 +132,7 @@ def with_descriptions(request: ChatCompletionRequest, described: Sequence[Descri
 
 def own(call: Call) -> Call:
     """A call of the router's own, whose tokens are not the answer's."""
-    return replace(
-        call, observe_queue=None, observe_prompt_tokens=None, observe_token=None, observe_prompt_logprobs=None
-    )
+    return replace(call, expect_tokens=None, observe_queue=None, observe_token=None, observe_prompt_logprobs=None)
 
 
 def key_of(part: Part) -> str | None:

@@ -20,6 +20,7 @@ from nearfar.compiler.runtime.errors import NearfarError, RequestError
 
 from ...executors.dialect import Dialect, generation_body, health_path, other_body
 from ...executors.executor import Call
+from ...executors.expected_tokens import expected_tokens
 from ...executors.refusal import printable
 from ...executors.relay import Relay
 from ...executors.sglang import routing_headers
@@ -147,6 +148,7 @@ class FarSide:
         body = generation_body(request, model.id, dialect, priority=call.priority if dialect == "nearfar" else None)
         if dialect == "sglang":
             call = replace(call, headers=routing_headers(request, call.headers, named=not self._hides_ids))
+        await call.expect(*expected_tokens(request, model.context))
         if call.observe_request is not None:
             call.observe_request(body)
         path, kind = answer_kind(request)
@@ -194,10 +196,13 @@ class FarSide:
         return replace(call, request_id=str(uuid4()), headers=trace)
 
     def _about(self, response: Mapping[str, Any]) -> list[FarModel]:
-        if response.get("api_version") != API_VERSION:
+        version = response.get("api_version")
+        if version is None:
+            raise self._other_kind("names no version of nearfar's API")
+        if version != API_VERSION:
             raise RequestError(
-                f"{self._upstream.url}: uses version {response.get('api_version')!r} of nearfar's API, this client "
-                f"version {API_VERSION}; update the older of them",
+                f"{self._upstream.url}: uses version {version!r} of nearfar's API, this client version {API_VERSION}; "
+                "update the older of them",
                 code="api_version",
             )
         models = checked(About, response, self._upstream.url).models
@@ -244,12 +249,15 @@ class FarSide:
                 status=status,
             )
         if status == 404:
-            return RequestError(
-                f"{self._upstream.url}: has no /v1/nearfar/about, so it is an older nearfar server or another kind; "
-                "update it, or set its dialect: openai, vllm or sglang",
-                code="api_version",
-            )
+            return self._other_kind("has no /v1/nearfar/about")
         return error
+
+    def _other_kind(self, why: str) -> RequestError:
+        return RequestError(
+            f"{self._upstream.url}: {why}, so it is an older nearfar server or another kind; update it, or set its "
+            "dialect: openai, vllm or sglang",
+            code="api_version",
+        )
 
 
 class FarQueue:

@@ -95,9 +95,7 @@ class SpeculatedFar:
             None if self._is_private is None else self._may_send,
         )
         # These are not near's tokens, and they do not wait in near's queue.
-        unobserved = replace(
-            call, observe_queue=None, observe_prompt_tokens=None, observe_token=None, observe_prompt_logprobs=None
-        )
+        unobserved = replace(call, observe_queue=None, observe_token=None, observe_prompt_logprobs=None)
         async with aclosing(streamed(partial(drafts.answer_from, source, request, unobserved))) as chunks:
             async for chunk in chunks:
                 piece = piece_of(chunk)

@@ -51,8 +51,7 @@ EXPLAINED: Mapping[str, Sequence[str]] = {
     "certificate changed": (),
     "options changed": (),
     "wrong file": (),
-    # A request may be on its way while its model falls asleep.
-    "asleep": ("model_asleep", "the model is asleep", "chat_template", "unavailable", "being unloaded"),
+    "asleep": ("model_asleep", "the model is asleep"),
     "models created and removed": (),
     "unloaded": (),
 }

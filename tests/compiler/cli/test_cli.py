@@ -198,11 +198,12 @@ def test_inspect_refuses_a_context_longer_than_the_bundles(
 
 @pytest.mark.parametrize("runner", ["numpy", "webgpu"])
 def test_run_prints_one_json_object(
-    runner: str, tiny_bundle: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+    runner: str, compile_light: CompileTiny, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
     if runner == "webgpu":
         request.getfixturevalue("vulkan")
-    arguments = ("run", str(tiny_bundle), "hello", "--raw", "--max-tokens", "5", "--runner", runner, "--json")
+    bundle = str(compile_light("qwen3"))
+    arguments = ("run", bundle, "hello", "--raw", "--max-tokens", "5", "--runner", runner, "--json")
     result = run_json(capsys, *arguments)
     token_ids, timings = result["token_ids"], result["timings"]
     assert isinstance(token_ids, list)
@@ -283,7 +284,12 @@ def test_a_bundle_in_place_of_a_checkpoint_and_the_reverse_are_reported(
 
 @pytest.mark.parametrize("runner", ["numpy", "webgpu"])
 def test_score_writes_the_logits_of_every_position(
-    runner: str, tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+    runner: str,
+    tiny_bundle: Path,
+    compile_light: CompileTiny,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
     if runner == "webgpu":
         request.getfixturevalue("vulkan")
@@ -293,7 +299,7 @@ def test_score_writes_the_logits_of_every_position(
     run_json(
         capsys,
         "score",
-        str(tiny_bundle),
+        str(compile_light("qwen3")),
         "--tokens",
         ",".join(map(str, token_ids)),
         "-o",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from light_bundle import few_kernels
 
 from nearfar.compiler.cli import main
 
@@ -62,6 +64,34 @@ def test_a_created_model_is_run_by_its_name(
     assert run(capsys, "short", PROMPT, "--max-tokens", "2")["token_ids"] == found["token_ids"][:2]
     assert run(capsys, "short", PROMPT, "--stop", " = ", "--max-tokens", "12")["text"] == "27 + 58"
     assert run(capsys, "short", PROMPT, "--system", "no")["prompt_token_ids"] != found["prompt_token_ids"]
+
+
+# PEFT still reads names that transformers will remove.
+@pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:FutureWarning")
+def test_a_pulled_model_with_an_adapter_answers_as_peft(
+    tiny_checkpoints: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+    import transformers
+
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(3)
+    checkpoint = tiny_checkpoints["llama"]
+    plain = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    settings = peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    model = peft.get_peft_model(plain, settings).eval()
+    model.save_pretrained(tmp_path / "adapter")
+    (tmp_path / "Modelfile").write_text("FROM tiny\nADAPTER ./adapter\nPARAMETER num_predict 12\n")
+    assert main(["pull", f"{checkpoint}:f32", "--name", "tiny", "--no-compile"]) == 0
+    assert main(["create", "tuned", "-f", str(tmp_path / "Modelfile")]) == 0
+    capsys.readouterr()
+    with few_kernels():
+        found = run(capsys, "tuned", PROMPT, "--raw")
+    prompt = torch.tensor([found["prompt_token_ids"]])
+    expected = model.generate(prompt, max_new_tokens=12, do_sample=False)[0, prompt.shape[1] :].tolist()
+    with model.disable_adapter():
+        without = plain.generate(prompt, max_new_tokens=12, do_sample=False)[0, prompt.shape[1] :].tolist()
+    assert found["token_ids"] == expected != without
 
 
 def test_a_wrong_modelfile_creates_nothing(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

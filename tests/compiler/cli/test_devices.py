@@ -12,7 +12,6 @@ import pytest
 from nearfar.compiler.bundle.device_report import DeviceReport
 from nearfar.compiler.cli import main
 from nearfar.compiler.cli.devices import plot, read_reports
-from nearfar.compiler.runtime.errors import RequestError
 
 
 def report(model: str, adapter: str, tokens_per_second: float | None, **changes: Any) -> dict[str, Any]:
@@ -96,7 +95,7 @@ def test_the_plot_has_a_row_for_each_device_that_runs(folder: Path, tmp_path: Pa
 
 def test_a_plot_without_predictions_is_one(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(report("Qwen3-0.6B", "old", None)))
-    assert ElementTree.fromstring(plot(read_reports(tmp_path))).tag.endswith("svg")
+    assert ElementTree.fromstring(plot(read_reports(tmp_path)[0])).tag.endswith("svg")
 
 
 def test_json_is_the_reports_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,14 +113,20 @@ def test_json_is_the_reports_again(folder: Path, capsys: pytest.CaptureFixture[s
         (json.dumps(report("m", "a", 1.0, more=1)), "(more: Extra inputs are not permitted)"),
     ],
 )
-def test_a_file_that_is_no_report_is_refused(
+def test_a_file_that_is_no_report_is_named_and_left_out(
     text: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "e.json").write_text(text)
+    assert main(["devices", str(folder), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 4
+    assert "left out" in printed.err
+    assert "e.json" in printed.err
+    assert message in " ".join(printed.err.split())
+    for file in folder.glob("[a-d].json"):
+        file.unlink()
     assert main(["devices", str(folder)]) == 2
-    error = capsys.readouterr().err
-    assert "e.json" in error
-    assert message in " ".join(error.split())
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_folder_without_reports_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,11 +144,12 @@ def test_reports_of_strangers_command_no_terminal_and_break_no_plot(
     named = report("m\x1b[31m\0\n", "\x1b]0;title\x07\uffff<script>", 3.0)
     for name, each in {"wide": wide, "fast": report("m", "fast", 1e308), "named": named}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(each))
-    rows = read_reports(tmp_path)
+    rows, unread = read_reports(tmp_path)
+    assert not unread
     ElementTree.fromstring(plot(rows))
     assert main(["devices", str(tmp_path)]) == 0
     assert not set(capsys.readouterr().out) & set("\x1b\x07\0")
     wide["decode"][0] |= {"low": 3.0, "high": 2.0}
     (tmp_path / "wide.json").write_text(json.dumps(wide))
-    with pytest.raises(RequestError, match="1 is not between 3 and 2"):
-        read_reports(tmp_path)
+    _, [problem] = read_reports(tmp_path)
+    assert "1 is not between 3 and 2" in problem

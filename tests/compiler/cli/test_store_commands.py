@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,12 @@ import pytest
 from server_thread import serving
 
 from nearfar.compiler.cli import main
+from nearfar.compiler.cli.output import megabytes
 from nearfar.compiler.cli.ps import unloads
 from nearfar.compiler.demo import CHECKPOINT
 from nearfar.server_fallback.executors import compile_process
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -46,11 +51,52 @@ def test_models_are_listed_shown_copied_and_removed(capsys: pytest.CaptureFixtur
     assert "llama" in text
     # Nothing is removed if one of the names is wrong.
     assert "did you mean 'kitchen:tag'" in failed(capsys, "rm", "cook", "kitchen:tags")
-    assert printed(capsys, "rm", "cook", "kitchen:tag", "--json")["removed"].keys() == {"cook", "kitchen:tag"}
+    removed = printed(capsys, "rm", "cook", "kitchen:tag", "--json")
+    assert removed["removed"].keys() == removed["kept"].keys() == {"cook", "kitchen:tag"}
+    assert removed["kept"]["cook"]["reason"] == "they come with nearfar"
     assert printed(capsys, "list", "--json") == {"models": [], "damaged": []}
     assert main(["list"]) == 0
     assert "pull MODEL gets one" in capsys.readouterr().out
     assert printed(capsys, "prune", "--max-size", "1GB", "--json")["folder"] == str(tmp_path / "store")
+
+
+def test_rm_says_which_files_stay_and_who_uses_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    checkpoint = tmp_path / "mine"
+    shutil.copytree(CHECKPOINT, checkpoint)
+    for name in ("first", "second"):
+        assert main(["pull", str(checkpoint), "--name", name, "--no-compile", "--json"]) == 0
+    files = list(checkpoint.iterdir())
+    size = sum(path.stat().st_size for path in files)
+    # Another model, all of whose files but one are the same.
+    (checkpoint / "README.md").write_text("Other words.")
+    assert main(["pull", str(checkpoint), "--name", "third", "--no-compile", "--json"]) == 0
+    capsys.readouterr()
+    assert main(["rm", "first"]) == 0
+    line = f"{len(files)} of its files ({megabytes(size)}) stay, because third and second use them"
+    assert capsys.readouterr().out.splitlines() == ["removed first  0 bytes freed", f"  {line}"]
+    found = printed(capsys, "rm", "second", "--json")
+    assert found["kept"]["second"] == {
+        "files": len(files) - 1,
+        "bytes": size - (CHECKPOINT / "README.md").stat().st_size,
+        "used_by": ["third"],
+        "reason": "third uses them",
+    }
+    assert found["removed"]["second"] > 0
+    # Removed together, none uses the files of another.
+    assert main(["pull", str(checkpoint), "--name", "fourth", "--no-compile", "--json"]) == 0
+    found = printed(capsys, "rm", "third", "fourth", "--json")
+    assert found["kept"] == {}
+    assert found["removed"]["third"] == 0
+    assert found["removed"]["fourth"] > size / 2
+
+
+def test_a_name_is_shown_as_it_was_written(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("demo:zzz", "a:smile:b", "[red]x[/]"):
+        assert name in failed(capsys, "show", name)
+    # Only there, emoji are switched off.
+    sources = [path for folder in ("compiler", "server_fallback", "targets") for path in (ROOT / folder).rglob("*.py")]
+    makers = [path.name for path in sources if re.search(r"(?<![\w.])Console\(", path.read_text(encoding="utf-8"))]
+    assert makers == ["output.py"]
 
 
 def test_a_damaged_record_is_reported_beside_the_others(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

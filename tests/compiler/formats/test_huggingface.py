@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nearfar.compiler.formats import load
-from nearfar.compiler.formats.huggingface import DECISION_HEADS, open_checkpoint
+from nearfar.compiler.formats.huggingface import open_checkpoint
 from nearfar.compiler.runtime.errors import CheckpointError, UnsupportedModel
 from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 
@@ -223,15 +223,6 @@ def test_code_of_the_repository_is_not_used_and_a_note_says_so(broken: Path) -> 
         notes = [note for note in open_checkpoint(broken).notes if "'auto_map'" in note]
         assert len(notes) == is_noted
         assert not notes or notes[0].endswith("what transformers computes for model_type 'llama' without it")
-
-
-def test_a_decision_head_beside_a_model_is_refused_by_name(broken: Path) -> None:
-    from transformers import JevConfig
-
-    assert {*JevConfig.extra_files, *JevConfig.extra_config_files} - {*DECISION_HEADS} == {"calibration.json"}
-    (broken / "judge_config.json").write_text("{}")
-    with pytest.raises(UnsupportedModel, match=r"has a decision head beside its model \(judge_config\.json"):
-        open_checkpoint(broken)
 
 
 def test_ends_of_the_tokenizers_config_and_of_the_template_are_added(broken: Path) -> None:

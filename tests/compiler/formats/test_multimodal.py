@@ -32,8 +32,8 @@ LEFT_OUT = {
 
 def test_every_model_type_is_tested() -> None:
     # The text model of Gemma 4 is tested with its quantized checkpoints, and as a model of its own; that of
-    # EmbeddingGemma 2 with the other models that make vectors.
-    assert {*MODELS, "embedding_gemma2", "gemma4"} == set(MODEL_TYPES)
+    # EmbeddingGemma 2 with the other models that make vectors, and that of a decision model with its head.
+    assert {*MODELS, "embedding_gemma2", "gemma4", "jev"} == set(MODEL_TYPES)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from light_bundle import few_kernels
 
 from nearfar.compiler.measure.dry_run import dry_run
 from nearfar.compiler.measure.shapes import report_shapes
 from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.runtime.errors import CheckpointError, RequestError, UnsupportedModel
+
+
+@pytest.fixture(autouse=True)
+def light() -> Iterator[None]:
+    with few_kernels():
+        yield
 
 
 def test_the_report_needs_only_config_json(tiny_checkpoints: dict[str, Path], tmp_path: Path) -> None:

@@ -141,6 +141,15 @@ def test_a_second_version_keeps_the_files_that_are_equal(bundle: Path, tmp_path:
     open_any(webgpu).verify()
 
 
+def test_a_version_without_the_signature_of_the_former_one_is_refused(bundle: Path, tmp_path: Path) -> None:
+    new_key(tmp_path / "key.pem")
+    publish(bundle, tmp_path / "site", key=tmp_path / "key.pem")
+    former = (tmp_path / "site/llama-tiny/webgpu/manifest.json").read_bytes()
+    with pytest.raises(RequestError, match=r"is signed by \S+, and the new version would not be; pass --key"):
+        publish(changed(bundle, tmp_path / "changed"), tmp_path / "site")
+    assert (tmp_path / "site/llama-tiny/webgpu/manifest.json").read_bytes() == former
+
+
 @pytest.mark.parametrize("figures", [(math.nan, 1.0, 1.0), (0.1, math.nan, 1.0), (0.1, 0.9, math.inf)])
 def test_a_quality_that_is_no_number_is_not_published(figures: tuple[float, float, float]) -> None:
     with pytest.raises(BundleError, match=r"is not a number .* over 100 tokens of a text, computed by numpy"):

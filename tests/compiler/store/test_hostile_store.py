@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from nearfar.compiler.demo import CHECKPOINT
+from nearfar.compiler.formats import load
 from nearfar.compiler.runtime.errors import CheckpointError, RequestError
 from nearfar.compiler.store import sources
 from nearfar.compiler.store.blobs import Blobs
@@ -141,6 +142,45 @@ def test_a_folder_behind_a_link_is_refused(store: Store, tmp_path: Path) -> None
     folder.symlink_to(tmp_path / "moved")
     with pytest.raises(CheckpointError, match="is missing or a link"):
         store.path(model)
+
+
+def test_a_model_s_folder_cannot_link_to_other_files_of_the_machine(store: Store, tmp_path: Path) -> None:
+    own, adapter, secret = tmp_path / "m", tmp_path / "adapter", tmp_path / "secret"
+    shutil.copytree(CHECKPOINT, own)
+    secret.write_text('{"a": "b"}')
+    (own / "extra.json").symlink_to(secret)
+    adapter.mkdir()
+    (adapter / "adapter_config.json").symlink_to(secret)
+    (adapter / "adapter_model.safetensors").touch()
+    for read in (
+        lambda: store.pull(str(own), "copy"),
+        lambda: store.create("derived", str(own), Changes()),
+        lambda: store.create("adapted", "own", Changes(adapter=adapter)),
+        lambda: load(str(own)),
+    ):
+        with pytest.raises(CheckpointError, match=r"\.json: is a link to .*secret, outside of the folder"):
+            read()
+    assert [model.name for model in store.models()] == ["own"]
+    # Weights elsewhere compile, for only their numbers are read; copied, they would be anything.
+    (own / "extra.json").unlink()
+    (own / "model.safetensors").rename(tmp_path / "weights")
+    (own / "model.safetensors").symlink_to(tmp_path / "weights")
+    assert load(str(own)).spec == load(str(CHECKPOINT)).spec
+    with pytest.raises(CheckpointError, match="outside of the folder"):
+        store.pull(str(own), "copy")
+
+
+def test_a_snapshot_of_the_hub_s_cache_links_to_its_blobs(store: Store, tmp_path: Path) -> None:
+    repository = tmp_path / "models--me--model"
+    snapshot = repository / "snapshots/0123"
+    snapshot.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    for number, file in enumerate(each for each in CHECKPOINT.iterdir() if each.is_file()):
+        shutil.copy(file, repository / f"blobs/{number}")
+        (snapshot / file.name).symlink_to(f"../../blobs/{number}")
+    assert store.pull(str(snapshot), "copy").source == store.get("own").source.model_copy(
+        update={"folder": store.get("copy").source.folder}  # type: ignore[union-attr]
+    )
 
 
 def test_a_blob_that_lies_about_its_bytes_is_not_used(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from nearfar.compiler.publish.pull import fetch_catalog
 from nearfar.compiler.publish.site import SiteOptions, Source, write_site
 from nearfar.compiler.runtime.errors import CheckpointError, RequestError, Unavailable
 from nearfar.compiler.store.bundles import HeldBundle, bundles_folder, evict_bundles, note_source
-from nearfar.compiler.store.model import Changes, Files, StoredMessage
+from nearfar.compiler.store.model import Changes, Files, StoredMessage, require_possible
 from nearfar.compiler.store.names import StoreName, UnknownModel
 from nearfar.compiler.store.opening import compile_fields, with_template
 from nearfar.compiler.store.parameters import Parameters
@@ -160,9 +160,30 @@ def test_only_readable_models_are_stored(store: Store, tmp_path: Path) -> None:
         store.pull(str(tmp_path / "broken"))
     with pytest.raises(CheckpointError, match="is neither a path, the address of a GGUF file"):
         store.pull("no-such-model")
+    for place in ("demo", str(CHECKPOINT), "https://x.invalid/m.gguf"):
+        with pytest.raises(
+            RequestError, match=r"the quantization 'Q4_K_M' is not known; known: q4f16, .*Q8_0 for q8f16"
+        ):
+            store.pull(f"{place}:Q4_K_M")
     assert store.models() == []
     store.prune(10**12)
     assert files_of(store.folder) == ["store.lock"]
+
+
+def test_a_quantization_and_a_context_that_the_files_cannot_have_are_refused(store: Store) -> None:
+    store.pull("demo", "base")
+    for changes, message in (
+        (Changes(quantization="q4_K_M"), "x: the quantization 'q4_K_M' is not known"),
+        (Changes(parameters=Parameters(num_ctx=99_999_999)), "num_ctx is 99999999, but the model's context is 512"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            store.create("x", "base", changes)
+    assert store.create("x", "base", Changes(quantization="q8f16", parameters=Parameters(num_ctx=512)))
+    compiled = store.get("base").model_copy(update={"quantization": "q8f16"})
+    for format, stored, state in (("bundle", "q4f16", "compiled"), ("gguf", "q4g32_f16", "quantized")):
+        details = compiled.details.model_copy(update={"format": format, "quantization": stored})
+        with pytest.raises(RequestError, match=f"the weights are {state} already \\({stored}\\); leave it out"):
+            require_possible(compiled.model_copy(update={"details": details}))
 
 
 # --- downloads ---

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import struct
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from answers import Generating
@@ -146,13 +147,16 @@ class FakeExecutor(Generating):
 
 @dataclass
 class FakeModels:
-    """The model "fake", its alias "other/name", and loaded models. Each can run and queue ``most_answers``."""
+    """The model "fake", its alias "other/name", and loaded models. Each can run and queue ``most_answers``. ``users``
+    requests use one.
+    """
 
     fake: FakeExecutor = field(default_factory=FakeExecutor)
     loaded: dict[str, FakeExecutor] = field(default_factory=dict)
     load_error: Exception | None = None
     most_answers: int | None = None
     closed_after: float | None = None
+    users: int = 0
 
     def cards(self) -> Sequence[ModelCard]:
         fixed = [
@@ -173,6 +177,15 @@ class FakeModels:
         if name not in self.loaded:
             raise UnknownModel(f"the model {name[:100]!r} does not exist here; available: fake, other/name")
         return self.loaded[name]
+
+    @asynccontextmanager
+    async def using(self, name: str) -> AsyncGenerator[FakeExecutor]:
+        executor = await self.executor(name)
+        self.users += 1
+        try:
+            yield executor
+        finally:
+            self.users -= 1
 
     async def change(self, change: ModelChange) -> ModelCard | None:
         match change:

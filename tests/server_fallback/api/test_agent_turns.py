@@ -8,6 +8,7 @@ import asyncio
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, cast
 
 import openai
@@ -32,6 +33,10 @@ try:
     import anthropic
 except ModuleNotFoundError:
     anthropic = None
+try:
+    import agents
+except ModuleNotFoundError:
+    agents = None
 CONTEXT = 8192
 
 
@@ -168,6 +173,59 @@ def test_anthropic_s_client_streams_the_same_turns(address: str) -> None:
                 for call, (text, fails) in zip(calls, step.results, strict=True)
             ]
             messages += [{"role": "user", "content": results}] if results else []
+
+
+@pytest.mark.parametrize(
+    "streams", [True, pytest.param(False, marks=pytest.mark.exhaustive)], ids=["streamed", "whole"]
+)
+def test_openai_s_agents_run_the_turns(address: str, streams: bool) -> None:
+    """Over /v1/responses, its default: from the task through calls and their results to the answer."""
+    if agents is None:
+        lacks("the package openai-agents is not installed")
+    expected = [(call, result) for step in STEPS for call, result in zip(step.calls, step.results, strict=True)]
+    called = list[tuple[str, dict[str, Any]]]()
+
+    def tool(name: str, description: str, parameters: dict[str, Any]) -> Any:
+        async def invoke(_context: object, arguments: str) -> str:
+            called.append((name, json.loads(arguments)))
+            text, fails = next(result for call, result in expected if call == called[-1])
+            return f"{FAILED * fails}{text}"
+
+        return agents.FunctionTool(name, description, parameters, invoke, strict_json_schema=False)
+
+    async def run() -> Any:
+        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+            settings = agents.ModelSettings(
+                temperature=0,
+                reasoning={"effort": "medium", "summary": "auto"},
+                response_include=["reasoning.encrypted_content"],
+                store=False,
+            )
+            agent = agents.Agent(
+                "coder", instructions=INSTRUCTIONS, tools=[tool(*each) for each in TOOLS],
+                model="agent", model_settings=settings,
+            )  # fmt: skip
+            provider = agents.OpenAIProvider(openai_client=client)
+            config = agents.RunConfig(model_provider=provider, tracing_disabled=True)
+            task: list[Any] = [{"role": "developer", "content": ENVIRONMENT}, {"role": "user", "content": TASK}]
+            if not streams:
+                return await agents.Runner.run(agent, task, run_config=config), []
+            result = agents.Runner.run_streamed(agent, task, run_config=config)
+            return result, [event async for event in result.stream_events()]
+
+    result, events = asyncio.run(run())
+    # Those of one turn run at once, in any order.
+    assert sorted(called, key=itemgetter(0)) == sorted((call for call, _ in expected), key=itemgetter(0))
+    assert result.final_output == STEPS[-1].text
+    kinds = [kind for step in STEPS for kind in ("reasoning_item", *("tool_call_item" for _ in step.calls))]
+    made = [item.type for item in result.new_items if item.type not in ("tool_call_output_item", "message_output_item")]
+    assert made == kinds
+    if streams:
+        written = "".join(
+            event.data.delta for event in events
+            if event.type == "raw_response_event" and event.data.type == "response.output_text.delta"
+        )  # fmt: skip
+        assert written == STEPS[-1].text
 
 
 def check_message(message: Any, step: Step) -> None:

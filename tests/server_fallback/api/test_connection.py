@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
@@ -92,6 +94,22 @@ def test_a_client_that_leaves_ends_its_answer(port: int, models: FakeModels, how
             read_to_end(sock)
     wait_until(lambda: models.fake.open == 0)
     assert models.fake.cancelled == 1
+
+
+def test_a_connection_that_stays_open_keeps_no_model(port: int, models: FakeModels) -> None:
+    """It has its last request, and is not freed itself before a garbage collection."""
+    gc.disable()
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_SECONDS) as client:
+            for stream in (True, False):
+                models.loaded["brief"] = FakeExecutor()
+                held = weakref.ref(models.loaded["brief"])
+                body = {**HI, "model": "brief", "stream": stream}
+                assert client.post("/v1/chat/completions", json=body).status_code == 200
+                del models.loaded["brief"]
+                wait_until(lambda held=held: held() is None)  # type: ignore[misc]
+    finally:
+        gc.enable()
 
 
 def test_a_client_that_stops_reading_is_disconnected_and_delays_no_one(port: int, models: FakeModels) -> None:

@@ -26,12 +26,22 @@ from tritonclient.utils import InferenceServerException
 from waiting import WAIT_SECONDS, wait_until
 
 from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.store.store import Store
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import ApiKey, Keys
 from nearfar.server_fallback.engine.stats import BatchRecord, EngineStats, RequestRecord
-from nearfar.server_fallback.executors.executor import ExecutorState, ModelChange, SleepRequest, WakeRequest
+from nearfar.server_fallback.executors.executor import (
+    Executor,
+    ExecutorState,
+    ModelChange,
+    Opening,
+    SleepRequest,
+    WakeRequest,
+)
 from nearfar.server_fallback.executors.model_table import ASLEEP
+from nearfar.server_fallback.executors.registry import Registry
+from nearfar.server_fallback.executors.stored_models import StoredModels
 from nearfar.server_fallback.kserve.grpc_messages import DESCRIPTORS, MAX_FIELDS, message, parse_message
 from nearfar.server_fallback.kserve.grpc_server import GrpcServer
 from nearfar.server_fallback.schema.completions import CompletionRequest
@@ -387,6 +397,37 @@ def test_statistics_count_what_the_engine_has_computed(models: ModelsWithEncoder
         durations = found["inference_stats"]
         assert tuple(durations["queue"].values()) == queue
         assert tuple(durations["compute_infer"].values()) == computed
+
+
+def test_models_of_the_store_that_are_not_loaded_have_a_state_and_statistics(
+    tmp_path: Path, models: ModelsWithEncoders
+) -> None:
+    class Opener:
+        async def prepare(self, model: str, name: str | None) -> Opening:
+            async def opened() -> Executor:
+                return models.encoders["embed"]
+
+            return Opening(name or model, None, opened)
+
+    store = Store(tmp_path / "store")
+    store.pull("demo", "used")
+    store.copy("used", "copied")
+    stored = StoredModels(Registry(Opener()), store)
+
+    async def main() -> None:
+        async with stored.using("used"):
+            app = create_app(stored, ApiConfig())
+            states = {each["name"]: each for each in (await ask_app(app, "POST", "/v2/repository/index")).json()}
+            ready = (await ask_app(app, "POST", "/v2/repository/index", {"ready": True})).json()
+            found = [(await ask_app(app, "GET", f"/v2/models/{name}/stats")).json() for name in ("used", "copied")]
+        assert {name: (each["state"], each["reason"]) for name, each in states.items()} == {
+            "used": ("READY", ""),
+            "copied": ("UNAVAILABLE", "not loaded"),
+        }
+        assert [each["name"] for each in ready] == ["used"]
+        assert [each["model_stats"][0]["name"] for each in found] == ["used", "copied"]
+
+    run(main())
 
 
 class Sleeping(ModelsWithEncoders):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from nearfar.server_fallback.api.errors import ApiError
 from nearfar.server_fallback.api.keys import ApiKey
-from nearfar.server_fallback.api.limiter import Limiter
+from nearfar.server_fallback.api.limiter import Admission, Limiter
 
 A, B = "address 192.0.2.1", "address 192.0.2.2"
 
@@ -191,3 +193,77 @@ def test_other_limits_of_a_key_and_of_the_server_apply_at_once() -> None:
         assert refusal(limiter, None) == (429, "server_full")
         limiter.set(2, 100, 1.0)
         assert refusal(limiter, None) is None
+
+
+def test_simultaneous_answers_reserve_what_they_may_take_together() -> None:
+    now = [0.0]
+    limiter, key = limiter_of(clock=lambda: now[0]), ApiKey("a", b"", tokens_per_minute=100)
+    with limiter.admit("key a", key) as first, limiter.admit("key a", key) as second:
+        first.reserve(70)
+        assert first.headers["x-ratelimit-remaining-tokens"] == "30"
+        with pytest.raises(ApiError) as refused:
+            second.reserve(40)
+        assert (refused.value.status, refused.value.code) == (429, "rate_limit_exceeded")
+        # What the first one does not take may return at any moment.
+        assert refused.value.headers["Retry-After"] == "1"
+        assert "may take 40 tokens with its prompt and its answer, and of this key's 100 per minute 30 are left" in str(
+            refused.value
+        )
+        # A second side of the same answer reserves nothing more.
+        first.reserve(70)
+        first.tokens(20)
+        second.reserve(40)
+        assert second.headers["x-ratelimit-remaining-tokens"] == "40"
+    # The second one has ended without an answer.
+    with limiter.admit("key a", key) as third:
+        assert third.headers["x-ratelimit-remaining-tokens"] == "80"
+        third.reserve(80)
+    with limiter.admit("key a", key) as fourth, pytest.raises(ApiError) as refused:
+        fourth.reserve(90)
+    # Nothing is reserved, so only time gives more.
+    assert refused.value.headers["Retry-After"] == "6"
+
+
+@pytest.mark.parametrize("most", [250, math.inf])
+def test_an_answer_that_may_take_more_than_a_minute_gives_begins_alone(most: float) -> None:
+    now = [0.0]
+    limiter, key = limiter_of(clock=lambda: now[0]), ApiKey("a", b"", tokens_per_minute=100)
+    with limiter.admit("key a", key) as first, limiter.admit("key a", key) as second:
+        first.reserve(1)
+        with pytest.raises(ApiError):
+            second.reserve(most)
+        first.tokens(0)
+        second.reserve(most)
+        with pytest.raises(ApiError), limiter.admit("key a", key):
+            pass
+        second.tokens(220)
+    now[0] = 60.0
+    assert not admitted(limiter, key)
+    now[0] = 73.0
+    assert admitted(limiter, key)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 30), st.integers(0, 3), st.integers(1, 120), st.floats(0, 1)), min_size=1, max_size=40
+    )
+)
+def test_what_was_reserved_is_never_exceeded(turns: list[tuple[float, int, int, float]]) -> None:
+    """In any order of begins and ends, simultaneous answers take at most a full bucket and what time has added."""
+    now = [0.0]
+    limiter, key = limiter_of(clock=lambda: now[0]), ApiKey("a", b"", tokens_per_minute=120)
+    with ExitStack() as stack:
+        running, taken = dict[int, tuple[Admission, int]](), 0
+        for wait, place, most, part in turns:
+            now[0] += wait
+            if place in running:
+                admission, reserved = running.pop(place)
+                admission.tokens(count := int(part * reserved))
+                taken += count
+            else:
+                with suppress(ApiError):
+                    admission = stack.enter_context(limiter.admit("key a", key))
+                    admission.reserve(most)
+                    running[place] = admission, most
+            # Also if all that run take everything.
+            assert taken + sum(each for _, each in running.values()) <= 120 + 2 * now[0] + 1e-6

@@ -246,7 +246,7 @@ def test_a_text_is_one_block_and_the_usage_comes_last() -> None:
     assert [value["type"] for value in values[1:]] == [
         "content_block_start", *["content_block_delta"] * 3, "content_block_stop", "message_delta", "message_stop",
     ]  # fmt: skip
-    assert values[1]["content_block"] == {"type": "text", "text": "", "citations": None}
+    assert values[1]["content_block"] == {"type": "text", "text": ""}
     assert "".join(value["delta"]["text"] for value in values[2:5]) == "Hello!"
     assert values[-2]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
     usage = values[-2]["usage"]
@@ -264,7 +264,7 @@ def test_our_engine_reports_the_prompt_at_the_start_and_a_stop_sequence_by_name(
     assert values[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": " th"}
     whole = ask_of(local, "/v1/messages", {**HI, "stop_sequences": [" th"]}).json()
     assert (whole["stop_reason"], whole["stop_sequence"]) == ("stop_sequence", " th")
-    assert whole["content"] == [{"type": "text", "text": "one two", "citations": None}]
+    assert whole["content"] == [{"type": "text", "text": "one two"}]
     short = ask_of(local, "/v1/messages", {**HI, "max_tokens": 3}).json()
     assert (short["stop_reason"], short["usage"]["output_tokens"]) == ("max_tokens", 3)
     asyncio.run(local.close())
@@ -282,7 +282,7 @@ def test_reasoning_is_a_block_that_can_be_empty(tmp_path: Path) -> None:
     whole = ask_of(local, "/v1/messages", {**HI, "thinking": {"type": "adaptive", "display": "omitted"}}).json()
     assert whole["content"] == [
         {"type": "thinking", "thinking": "", "signature": "unsigned"},
-        {"type": "text", "text": "Yes.", "citations": None},
+        {"type": "text", "text": "Yes."},
     ]
     assert whole["usage"]["output_tokens_details"] == {"thinking_tokens": 13}
     asyncio.run(local.close())

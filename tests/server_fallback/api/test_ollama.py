@@ -394,6 +394,20 @@ def test_nobody_reads_files_or_addresses_through_a_pull(tmp_path: Path) -> None:
     run(test())
 
 
+def test_a_quantization_by_ollama_s_name_is_ours_or_refused_by_its_name(tmp_path: Path) -> None:
+    async def test() -> None:
+        served = Served(tmp_path)
+        for name, status in (("q8_0", 200), ("F16", 200), ("q4f16", 200), ("q4_K_M", 400)):
+            answer = await served.ask("POST", "/api/create", {"model": name, "from": "base", "quantize": name})
+            assert answer.status_code == status
+        assert "'q4_K_M' is not known; known: q4f16, q4f32" in answer.json()["error"]
+        assert {each.name: each.quantization for each in served.store.models()} == {
+            "base": None, "q8_0": "q8f16", "F16": "f16", "q4f16": "q4f16",
+        }  # fmt: skip
+
+    run(test())
+
+
 def test_an_error_of_the_store_is_a_line_of_a_stream(tmp_path: Path) -> None:
     async def test() -> None:
         served = Served(tmp_path)

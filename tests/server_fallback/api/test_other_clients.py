@@ -266,6 +266,8 @@ def test_the_routes_of_text_generation_inference_differ_in_their_answers(tmp_pat
     assert source.requests[-1].watermark
     error = ask_of(local, "/generate", {"inputs": 1})
     assert (error.status_code, error.json()["error_type"]) == (400, "validation")
+    error = ask_of(local, "/info?colour=red", method="GET")
+    assert (error.status_code, error.json().keys()) == (400, {"error", "error_type"})
     asyncio.run(local.close())
 
 

@@ -204,6 +204,10 @@ def test_slots_need_a_folder_and_an_admin(tmp_path: Path) -> None:
     for method, path, body in (("GET", "/slots", None), ("POST", "/slots/0?action=erase", {})):
         answer = ask(method, path, body, FakeModels(), ApiConfig(is_local=True))
         assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")
+    for name, own, code in (("fake", "fake", "slots_not_supported"), ("x", "y", "invalid_value")):
+        asked = f"/slots/0?action=erase&model={name}"
+        answer = ask("POST", asked, {"model": own}, FakeModels(), ApiConfig(is_local=True))
+        assert answer.json()["error"]["code"] == code
     assert ask_of(FakeModels().fake, "/slots/0?action=erase", {}).status_code == 403
     with pytest.raises(RequestError, match="is not a folder"):
         slot_files_of(LocalOptions(slot_save_path=tmp_path / "none"))

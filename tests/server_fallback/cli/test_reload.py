@@ -130,7 +130,7 @@ def test_keys_and_limits_change(running: Running) -> None:
         ("tls_cert = 'none.pem'\n" + FILE, "none.pem: cannot be read"),
         (FILE.replace('"b"', '"b", "torn"').replace("1MB", "2MB") + KEY, "torn: shard 0 is missing"),
         (FILE.replace('"b"', '"c"').replace('gpt = "a"', 'gpt = "a"\nb = "c"\nc = "a"'), "the name 'c' is already"),
-        (FILE.replace('gpt = "a"', 'gpt = "x"'), "--alias gpt=x: write NAME=MODEL"),
+        (FILE.replace('gpt = "a"', 'gpt = "x"'), "nearfar.toml: aliases gpt=x: 'x' is not a model of this server"),
     ],
 )
 def test_a_configuration_that_is_wrong_or_cannot_be_taken_changes_nothing(

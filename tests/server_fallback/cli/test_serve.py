@@ -349,8 +349,8 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     ("arguments", "message"),
     [
         (("--front-ends", "2"), "the store is served by one process; name the models"),
-        (("demo", "--alias", "x"), "--alias x: write NAME=MODEL, with one of the models demo"),
-        (("demo", "--alias", "x=y"), "with one of the models demo"),
+        (("demo", "--alias", "x"), "--alias x: write NAME=MODEL; the models are demo"),
+        (("demo", "--alias", "x=y"), "'y' is not a model of this server; the models are demo"),
         (("demo", "--executor", "upstream"), "needs the server's address"),
         (("demo", "--upstream", "http://127.0.0.1:1"), "add --executor upstream"),
         (

@@ -9,9 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import jsonschema_rs
 import pytest
 import yaml
 from command_line import parsed
@@ -26,8 +24,8 @@ from nearfar.server_fallback.executors.executor import ExecutorState, PrefillSta
 from nearfar.server_fallback.router.decision.policy import Policy
 
 DEPLOY = Path(__file__).parents[3] / "server_fallback/deploy"
-CHART = DEPLOY / "chart"
-ALERTS, DASHBOARD = CHART / "files/alerts.yaml", CHART / "files/dashboard.json"
+FILES = DEPLOY / "chart/files"
+ALERTS, DASHBOARD = FILES / "alerts.yaml", FILES / "dashboard.json"
 # A metric's name, not that of a function, a label or a variable.
 METRIC = re.compile(r"\b(?:(?:vllm|nearfar):\w+|http_requests\w*)")
 LABELS = re.compile(r"(?:by|without) \(([^)]*)\)|[{,]\s*(\w+)\s*(?:=~|!~|!=|=)")
@@ -104,83 +102,6 @@ def has_key(owner: type, key: str) -> bool:
     return any(has_key(each.type, key) if isinstance(each, Group) else each.key == key for each in declared(owner))
 
 
-def values() -> dict[str, Any]:
-    return dict(yaml.safe_load((CHART / "values.yaml").read_text()))
-
-
-def test_the_chart_calls_commands_with_options_that_exist(tmp_path: Path) -> None:
-    for template, config in (
-        ("_server_pod.tpl", values()["config"]),
-        ("_server_pod.tpl", values()["prefill"]["balancer"]["config"]),
-        ("gateway.yaml", values()["gateway"]["config"]),
-    ):
-        text = (CHART / "templates" / template).read_text()
-        arguments = re.findall(r"^ +- (serve|gateway|--[^{\n]*(?:\{\{.*)?)$", text, re.MULTILINE)
-        arguments += [f"{option}=http://x" for option in re.findall(r'"nearfar.workers" \(list \. "(--[a-z-]+)"', text)]
-        assert len(arguments) > 4
-        file = tmp_path / template
-        file.write_text(config)
-        given = [
-            f"--config={file}" if each.startswith("--config") else re.sub(r"\{\{.*\}\}", "x", each)
-            for each in arguments
-        ]
-        options = parsed(*given)
-        assert options.host == "0.0.0.0"
-
-
-def test_the_chart_starts_workers_apart_that_know_each_other(tmp_path: Path) -> None:
-    helm = shutil.which("helm")
-    if helm is None:
-        pytest.skip("helm is not installed")
-    given = tmp_path / "given.yaml"
-    secrets = {"keys": {"existingSecret": "k"}, "tls": {"existingSecret": "t", "authority": "ca.crt"}}
-    apart = {"replicas": 2, "workerKey": {"secretName": "w"}}
-    given.write_text(json.dumps({"replicas": 3, "prefill": apart, "gateway": {"enabled": True}, **secrets}))
-    command = [helm, "template", "x", str(CHART), "-n", "ns", "-f", str(given)]
-    rendered = [each for each in yaml.safe_load_all(subprocess.check_output(command)) if each]
-    sets = {each["metadata"]["name"]: each["spec"] for each in rendered if "replicas" in each.get("spec", {})}
-    assert {name: spec["replicas"] for name, spec in sets.items()} == {
-        "x-nearfar": 1, "x-nearfar-gateway": 1, "x-nearfar-prefill": 2, "x-nearfar-decode": 3,
-    }  # fmt: skip
-    commands = {}
-    for name, spec in sets.items():
-        pod = spec["template"]
-        assert spec["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-        (container,) = pod["spec"]["containers"]
-        mounted = {each["name"] for each in container["volumeMounts"]}
-        claims = {each["metadata"]["name"] for each in spec.get("volumeClaimTemplates", [])}
-        assert mounted == {each["name"] for each in pod["spec"]["volumes"]} | claims
-        file = tmp_path / f"{name}.toml"
-        file.write_text(values()["gateway"]["config"] if name.endswith("gateway") else values()["config"])
-        args = [f"--config={file}" if each.startswith("--config") else each for each in container["args"]]
-        commands[name] = parsed(*args)
-    balancer, decode = commands["x-nearfar"], commands["x-nearfar-decode"]
-    assert balancer.others.upstream == tuple(
-        f"https://x-nearfar-decode-{index}.x-nearfar-decode.ns.svc:8000" for index in range(3)
-    )
-    assert balancer.local.prefill.prefill_from == decode.local.prefill.prefill_from
-    assert len(decode.local.prefill.prefill_from) == 2
-    assert commands["x-nearfar-prefill"].local.prefill.role == "prefill"
-    for options in (balancer, decode):
-        options.local.prefill.require_consistent(options.executor, options.front_ends)
-
-
-def test_probes_ask_for_routes_that_exist() -> None:
-    routes = create_app(FakeModels(), ApiConfig()).openapi()["paths"].keys()
-    paths = re.findall(r"path: (/[a-z/]+),", (CHART / "templates/_helpers.tpl").read_text())
-    assert paths == ["/health/startup", "/health/live", "/health/ready"]
-    assert set(paths) <= routes
-    assert "/health/live" in (DEPLOY / "Containerfile").read_text()
-
-
-def test_the_values_fit_their_schema() -> None:
-    schema = json.loads((CHART / "values.schema.json").read_text())
-    validator = jsonschema_rs.validator_for(schema)
-    validator.validate(values())
-    assert not validator.is_valid({**values(), "replica": 2})
-    assert set(values()) | {"global"} == set(schema["properties"])
-
-
 def test_compose_runs_commands_that_exist_with_files_that_exist() -> None:
     composed = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     services = composed["services"]
@@ -245,7 +166,7 @@ def test_the_image_runs_as_a_user_without_rights() -> None:
         json.loads(next(line for line in final if line.startswith(word)).removeprefix(word))
         for word in ("ENTRYPOINT", "CMD")
     )
-    assert entry == ["nearfar"]
+    assert entry == ["tini", "--", "nearfar"]
     assert parsed(*(each.replace("/etc/nearfar", str(DEPLOY)) for each in command)).models == ("demo",)
     copied = [line.split()[1:] for line in lines if line.startswith("COPY --from=build")]
     assert copied == [["--from=build", "/opt/nearfar", "/opt/nearfar"]]

@@ -257,3 +257,18 @@ def drawn(value: int, settings: Sequence[float]) -> int:
     """What follows from a hash, and unless an answer is greedy from its random number."""
     temperature, draw = settings[0], settings[4]
     return value % VOCAB + (int(draw * VOCAB) if temperature else 0)
+
+
+class LayeredHashRunner(HashRunner):
+    """Has two parts of pages: one that is read before the step that is in flight is computed, and the rest."""
+
+    EARLY = b"early"
+
+    def read_layers(self, units: Sequence[Sequence[int]]) -> list[Future[bytes]]:
+        early: Future[bytes] = Future()
+        early.set_result(self.EARLY)
+        return [early, self.read_pages(units)]
+
+    def write_layers(self, units: Sequence[Sequence[int]], data: bytes) -> None:
+        assert data.startswith(self.EARLY)
+        self.write_pages(units, data.removeprefix(self.EARLY))

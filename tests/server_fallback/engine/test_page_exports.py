@@ -15,7 +15,7 @@ import pytest
 from decoder_families import make_family
 from engine_requests import LIMITS, Gate, collect, engine_on, ids, require_no_page_held, run, settle
 from hash_model import answer_of
-from hash_runner import HashRunner
+from hash_runner import HashRunner, LayeredHashRunner
 from light_bundle import few_kernels, one_compilation
 from made_once import kept_folder, made_once
 from tiny_models import VOCAB_SIZE
@@ -28,7 +28,7 @@ from nearfar.compiler.runtime.errors import DeviceError, RequestError
 from nearfar.compiler.runtime.runner import Limits
 from nearfar.server_fallback.engine import page_blocks
 from nearfar.server_fallback.engine.model import TokenModel
-from nearfar.server_fallback.engine.page_blocks import BlockWrite, PageBlock
+from nearfar.server_fallback.engine.page_blocks import BlockWrite, PageBlock, joined
 from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.targets.cpu.runner import CpuRunner
@@ -53,7 +53,15 @@ async def export(
     request = TokenRequest(prompt[: end + 1], export=range(start, end))
     items = [item async for item in engine.export(request)]
     assert isinstance(items[-1], AnswerEnd)
-    return [item for item in items[:-1] if isinstance(item, PageBlock)], items[-1]
+    blocks, parts = list[PageBlock](), list[PageBlock]()
+    for item in items[:-1]:
+        assert isinstance(item, PageBlock)
+        assert item.part == len(parts)
+        parts.append(item)
+        if item.is_last:
+            blocks.append(joined(parts))
+            parts.clear()
+    return blocks, items[-1]
 
 
 async def write(engine: TokenEngine, prompt: list[int], blocks: list[PageBlock], page_size: int = 4) -> list[bool]:
@@ -96,14 +104,46 @@ def test_a_prompt_continues_in_another_engine_from_pages_that_it_did_not_compute
     run(work())
 
 
-def test_a_block_is_delivered_while_the_rest_is_computed_and_a_slow_reader_stops_it() -> None:
+def test_the_layers_of_a_block_are_delivered_before_its_step_is_done() -> None:
     async def work() -> None:
-        async with engine_on(HashRunner(replace(LIMITS, pages=64), threaded=True), context=256) as engine:
+        gate = Gate()
+        async with (
+            engine_on(LayeredHashRunner(LIMITS, threaded=True, hold=gate)) as first,
+            engine_on(LayeredHashRunner(LIMITS)) as second,
+            engine_on(HashRunner(LIMITS)) as other,
+        ):
+            async with aclosing(first.export(TokenRequest(LONG[:29], export=range(0, 28)))) as parts:
+                items = [await anext(parts)]
+                assert first.stats().exported_tokens == 0
+                gate.open()
+                items += [item async for item in parts]
+            blocks = [item for item in items if isinstance(item, PageBlock)]
+            # In order, although the next step's first part was there before this one's last.
+            assert [(block.part, block.parts) for block in blocks] == [(0, 2), (1, 2)] * (len(blocks) // 2)
+            assert len({block.end for block in blocks}) > 1
+            whole = [joined(blocks[index : index + 2]) for index in range(0, len(blocks), 2)]
+            await settle(first)
+            require_no_page_held(first)
+            assert all(await write(second, LONG, whole))
+            assert await ids(second, LONG) == answer_of(LONG, 6, 64)[0]
+            with pytest.raises(RequestError, match="the hash reads whole pages"):
+                await write(other, LONG, whole)
+            require_no_page_held(other)
+
+    run(work())
+
+
+@pytest.mark.parametrize("runner", [HashRunner, LayeredHashRunner])
+def test_a_block_is_delivered_while_the_rest_is_computed_and_a_slow_reader_stops_it(runner: type[HashRunner]) -> None:
+    async def work() -> None:
+        async with engine_on(runner(replace(LIMITS, pages=64), threaded=True), context=256) as engine:
             prompt = [1 + index % 15 for index in range(201)]
             request = TokenRequest(prompt, export=range(0, 200))
             async with aclosing(engine.export(request)) as blocks:
                 first = await anext(blocks)
                 assert isinstance(first, PageBlock)
+                if not first.is_last:
+                    assert isinstance(await anext(blocks), PageBlock)
                 # Two steps of eight tokens may be open beyond what the reader took.
                 loop = engine._loop
                 await until(lambda: all(sequence.is_held for sequence in loop.scheduler.running))
@@ -243,7 +283,7 @@ def test_on_cpus_a_model_whose_prompt_another_engine_computed_gives_the_same_tok
     family: str, tmp_path: Path
 ) -> None:
     bundle = open_bundle(compiled(family, make_family, MODELS[family], tmp_path))
-    model, limits = TokenModel.of(bundle.manifest), Limits(tokens=32, sequences=4, rows=4, pages=64, states=None)
+    model, limits = TokenModel.of(bundle.manifest), Limits(tokens=64, sequences=4, rows=4, pages=64, states=None)
     if bundle.manifest.keeps_states:
         limits = replace(limits, states=12)
     prompt = [(7 * i * i + 3 * i + 5) % VOCAB_SIZE for i in range(150)]
@@ -261,7 +301,9 @@ def test_on_cpus_a_model_whose_prompt_another_engine_computed_gives_the_same_tok
         alone, first, second = engines
         expected = await answers(alone)
         blocks, _ = await export(first, prompt, page_size=16)
-        assert len(blocks) == 9
+        # A block for each chunk, in parts.
+        assert [block.end for block in blocks] == [64, 128, 144]
+        assert all(block.parts > 1 for block in blocks)
         with pytest.raises(RequestError, match="bytes"):
             await write(second, prompt, [replace(blocks[0], data=blocks[0].data[:-1])], page_size=16)
         require_no_page_held(second)
@@ -274,7 +316,7 @@ def test_on_cpus_a_model_whose_prompt_another_engine_computed_gives_the_same_tok
         if any(windows):
             # What lies behind a window is not sent.
             sizes = [len(block.data) for block in blocks]
-            assert sizes[0] < sizes[-1]
+            assert sizes[0] < 4 * sizes[-1]
         for engine in engines:
             await engine.close()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hash_runner import MODEL, HashRunner
+from hash_runner import MODEL, HashRunner, LayeredHashRunner
 from hash_tower import FEATURE_SIZE, IMAGE_TOKEN, HashTower
 
 from nearfar.compiler.runtime.errors import BundleError, DeviceError
@@ -46,6 +46,7 @@ class HashRecipe:
     broken: Path | None = None
     kv_tiers: KvTierOptions = NO_TIERS
     name: str = "hash"
+    layered: bool = False
 
     def open(self, masks: Masks | None = None) -> TokenEngine:
         if self.fails:
@@ -55,7 +56,7 @@ class HashRecipe:
         def failure(_: int) -> Exception | None:
             return DeviceError("the device is lost") if self.broken is not None and self.broken.exists() else None
 
-        runner = HashRunner(
+        runner = (LayeredHashRunner if self.layered else HashRunner)(
             limits,
             threaded=True,
             step_seconds=self.step_seconds,

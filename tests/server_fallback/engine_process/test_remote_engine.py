@@ -5,12 +5,14 @@ other.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import waiting
 from engine_requests import OTHERS, PROMPT, EvenTokens, run
 from hash_model import answer_of
 from hash_recipe import EncoderRecipe, HashRecipe, SeeingRecipe
@@ -38,6 +41,7 @@ from nearfar.compiler.runtime.errors import (
 )
 from nearfar.server_fallback.engine import mask_task
 from nearfar.server_fallback.engine.encode_job import EncodeRequest
+from nearfar.server_fallback.engine.page_blocks import PageBlock
 from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.engine_process import engine_client, remote_engine
@@ -69,6 +73,27 @@ async def remote(recipe: HashRecipe | SeeingRecipe | EncoderRecipe | None = None
     finally:
         await engine.close()
         assert not is_running(pid)
+
+
+def test_pages_of_a_process_are_the_same_and_are_taken_block_by_block() -> None:
+    prompt = [1 + index % 15 for index in range(61)]
+    request = TokenRequest(prompt, export=range(0, 60))
+
+    async def exported(engine: RemoteEngine | TokenEngine) -> bytes:
+        items = [item async for item in engine.export(request)]
+        assert isinstance(items.pop(), AnswerEnd)
+        assert {item.parts for item in items if isinstance(item, PageBlock)} == {2}
+        return b"".join(item.data for item in items if isinstance(item, PageBlock) and item.is_last)
+
+    async def work() -> None:
+        recipe = HashRecipe(layered=True)
+        here = recipe.open()
+        async with remote(recipe) as engine:
+            # Twice: the second time, all pages are there at once.
+            assert [await exported(engine) for _ in range(2)] == [await exported(here)] * 2
+        await here.close()
+
+    run(work())
 
 
 def is_running(pid: int) -> bool:
@@ -363,6 +388,25 @@ def test_close_lets_answers_finish_and_fails_those_that_take_longer() -> None:
             with pytest.raises(Unavailable, match="moved"):
                 await items(engine)
 
+    run(work())
+
+
+def test_a_closed_engine_is_freed_without_a_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its recipe, which may be large. A collection of the server's garbage delays all of its answers."""
+
+    async def work() -> None:
+        engine = await RemoteEngine.open(HashRecipe())
+        held = weakref.ref(engine)
+        gc.disable()
+        try:
+            await everything(engine, constraint=EvenTokens())
+            await engine.close()
+            del engine
+            await until(lambda: held() is None)
+        finally:
+            gc.enable()
+
+    monkeypatch.setattr(waiting, "WAIT_SECONDS", 10.0)
     run(work())
 
 

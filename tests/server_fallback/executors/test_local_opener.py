@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -16,13 +17,16 @@ from draft_assistant import DraftAssistant
 from draft_heads import DraftHeads
 from plain_target import compile_plain
 from tiny_whisper import SHORT_CONTEXT, make_whisper
+from waiting import wait_until
 
-from nearfar.compiler.bundle.folder import Bundle, open_bundle
+from nearfar.compiler.bundle import folder
+from nearfar.compiler.bundle.folder import Bundle, ExportBundle, open_bundle
+from nearfar.compiler.bundle.signature import TrustedKey
 from nearfar.compiler.runtime.audio.transcribe import LIMITS
 from nearfar.compiler.runtime.errors import BundleError, CheckpointError, DeviceError, RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.runner import Limits
-from nearfar.server_fallback.executors import devices, local_recipe
+from nearfar.server_fallback.executors import devices, local_opener, local_recipe
 from nearfar.server_fallback.executors.devices import Gpu
 from nearfar.server_fallback.executors.executor import Call, Executor, Opening, TellsAbilities, Transcribes
 from nearfar.server_fallback.executors.local_opener import LocalOpener
@@ -97,6 +101,34 @@ def test_a_tokenizer_that_is_deleted_while_its_model_is_served_is_not_missed(bun
 
 def test_the_opening_reports_how_many_answers_run_and_queue(bundle: Path) -> None:
     assert opened(bundle, replace(SMALL, max_waiting=5))[0].answers_at_once == 2 + 5
+
+
+def test_bundles_are_read_on_one_thread(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each thread that checks a manifest keeps an interpreter of the shared script: 2.3 MB."""
+    threads = list[int]()
+
+    def open_any(path: Path, trusted: Sequence[TrustedKey]) -> Bundle | ExportBundle:
+        threads.append(get_ident())
+        # All of them begin before the first one has ended.
+        wait_until(lambda: begun == 4)
+        return folder.open_any(path, trusted)
+
+    begun = 0
+
+    async def run() -> None:
+        opener = LocalOpener(SMALL)
+
+        async def prepare() -> None:
+            nonlocal begun
+            begun += 1
+            (await opener.prepare(str(bundle), None)).release()
+
+        await asyncio.gather(*(prepare() for _ in range(4)))
+
+    monkeypatch.setattr(local_opener, "open_any", open_any)
+    asyncio.run(run())
+    assert (len(threads), len(set(threads))) == (4, 1)
+    assert get_ident() not in threads
 
 
 def fails(kind: type[Exception], message: str, model: str | Path, options: LocalOptions = SMALL) -> None:

@@ -37,6 +37,7 @@ from nearfar.server_fallback.executors.local_opener import open_executor
 from nearfar.server_fallback.executors.local_options import LocalOptions
 from nearfar.server_fallback.executors.prefill_options import PrefillOptions
 from nearfar.server_fallback.executors.prefill_workers import PrefillWorkers
+from nearfar.server_fallback.executors.shared_pages import SharedReader, is_supported
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest
 from nearfar.server_fallback.schema.completions import CompletionRequest
 from nearfar.server_fallback.schema.pages import NOBODY, PAGES_ROUTE, VERSION
@@ -367,7 +368,18 @@ def test_a_decode_worker_that_goes_away_leaves_no_page_on_the_prefill_worker(wor
     workers.require_no_page_held()
 
 
-def test_a_unix_socket_and_a_wrong_key(workers: Workers) -> None:
+def observe_shared(monkeypatch: pytest.MonkeyPatch, observe: Callable[[int], None]) -> None:
+    """Call ``observe`` with the size of each payload that arrives in shared memory."""
+    take = SharedReader.take
+
+    def taken(self: SharedReader, size: int) -> bytes:
+        observe(size)
+        return take(self, size)
+
+    monkeypatch.setattr(SharedReader, "take", taken)
+
+
+def test_a_unix_socket_and_a_wrong_key(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     socket = workers.prefill.log.parent / "socket"
     assert socket.stat().st_mode & 0o077 == 0
 
@@ -376,7 +388,13 @@ def test_a_unix_socket_and_a_wrong_key(workers: Workers) -> None:
             return await answer_of(executor, request)
 
     before, request, other = workers.state, completion(11), completion(13)
+    shared = list[int]()
+    observe_shared(monkeypatch, shared.append)
     assert workers.run(through(KEY, request)) == workers.run(answer_of(workers.alone, request))
+    if is_supported():
+        # All payloads, and not the frames.
+        assert len(shared) == 3
+        assert 0 < workers.state.bytes - before.bytes - sum(shared) < 1000
     assert (workers.state.transfers, workers.state.fallbacks) == (before.transfers + 1, before.fallbacks)
     assert workers.run(through("another-key", other)) == workers.run(answer_of(workers.alone, other))
     assert workers.fallbacks("refused") == before.fallbacks.get("refused", 0) + 1
@@ -490,12 +508,22 @@ def test_a_prefill_worker_that_is_stopped_or_killed_costs_no_answer(
     assert workers.fallbacks("slow") > 0
     settle_circuit(workers)
     workers.require_no_page_held()
-    for seed in (301, 302):
-        request = completion(seed)
-        answer = workers.runner.get_loop().create_task(answer_of(workers.apart, request))
-        process.kill()
-        process.wait()
-        assert workers.run(answer) == workers.run(answer_of(workers.alone, request))
+    observe_shared(monkeypatch, lambda _: process.kill())
+
+    async def killed(request: Any) -> list[Any]:
+        async with workers.reaching(f"unix:{workers.prefill.log.parent / 'socket'}", local_prefill=True) as executor:
+            answer = asyncio.ensure_future(answer_of(executor, request))
+            if not is_supported():
+                process.kill()
+            return await answer
+
+    before, request = workers.state, completion(301, prompt=prompt(301, 250))
+    assert workers.run(killed(request)) == workers.run(answer_of(workers.alone, request))
+    process.wait()
+    request = completion(302)
+    assert workers.run(answer_of(workers.apart, request)) == workers.run(answer_of(workers.alone, request))
+    assert workers.state.transfers > before.transfers
+    assert workers.fallbacks("broken") > before.fallbacks.get("broken", 0)
     assert workers.fallbacks("unreachable") > 0
     assert workers.apart.state().engine.kv_usage == 0
     workers.run(until(lambda: workers.state.answering == 0))

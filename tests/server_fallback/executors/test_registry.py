@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from threading import get_ident
 
 import pytest
-from fake_executor import FakeExecutor
+from fake_opener import AdapterExecutor, FakeOpener, fails, run
+from waiting import until
 
-from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, RequestError, Unavailable
+from nearfar.compiler.runtime.errors import CheckpointError, RequestError, Unavailable
+from nearfar.server_fallback.executors import registry as registry_module
 from nearfar.server_fallback.executors.executor import (
-    Executor,
     ExecutorState,
-    Models,
-    Opening,
     SleepRequest,
     UnknownModel,
     WakeRequest,
@@ -26,68 +24,6 @@ from nearfar.server_fallback.executors.executor import (
 from nearfar.server_fallback.executors.model_table import ASLEEP
 from nearfar.server_fallback.executors.registry import Registry, default_name
 from nearfar.server_fallback.schema.models import LoadAdapterRequest, LoadRequest, UnloadAdapterRequest
-
-
-class AdapterExecutor(FakeExecutor):
-    async def load_adapter(self, name: str, path: str) -> str:
-        await asyncio.sleep(0)
-        if path == "bad":
-            raise CheckpointError("bad: holds no adapter")
-        self.adapters[name] = path
-        return f"hash of {path}"
-
-    async def unload_adapter(self, name: str) -> None:
-        del self.adapters[name]
-
-    def with_adapter(self, name: str, identity: str) -> Executor:
-        assert identity == f"hash of {self.adapters[name]}"
-        return FakeExecutor(context=len(self.adapters[name]))
-
-
-@dataclass
-class FakeOpener:
-    """Models are named "<megabytes>"; "bad" does not open. ``gate`` holds openings back."""
-
-    kind: type[FakeExecutor] = FakeExecutor
-    gate: asyncio.Event = field(default_factory=asyncio.Event)
-    opened: list[FakeExecutor] = field(default_factory=list)
-    prepared: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.gate.set()
-
-    async def prepare(self, model: str, name: str | None) -> Opening:
-        self.prepared.append(model)
-        await asyncio.sleep(0)
-
-        async def open_it() -> Executor:
-            await self.gate.wait()
-            if model == "bad":
-                raise CheckpointError("bad: no model")
-            self.opened.append(self.kind())
-            return self.opened[-1]
-
-        return Opening(name or model, int(model) * 1_000_000 if model.isdigit() else None, open_it)
-
-
-def run(
-    test: Callable[[Registry, FakeOpener], Coroutine[Any, Any, None]], budget: int | None = None, **options: Any
-) -> None:
-    async def main() -> None:
-        opener = FakeOpener(**options)
-        registry: Models = Registry(opener, budget)
-        assert isinstance(registry, Registry)
-        await test(registry, opener)
-        await registry.close(0.0)
-        assert all(executor.closed for executor in opener.opened)
-
-    asyncio.run(main())
-
-
-async def fails(kind: type[NearfarError], message: str, doing: Coroutine[Any, Any, Any]) -> NearfarError:
-    with pytest.raises(kind, match=message) as raised:
-        await doing
-    return raised.value
 
 
 def test_a_model_answers_to_its_name_and_its_aliases() -> None:
@@ -311,22 +247,25 @@ def test_a_model_sleeps_without_memory_and_wakes_with_its_adapters() -> None:
 
 
 @pytest.mark.parametrize("leaves", ["unload", "sleep"])
-def test_the_memory_of_a_closed_model_is_free_at_once(leaves: str) -> None:
-    """Also if its executor refers to itself, as long as Python collects nothing of its own accord."""
+def test_the_memory_of_a_closed_model_is_freed_without_a_collection_and_on_another_thread(
+    leaves: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both would delay all answers."""
+    freed = list[tuple[int, bool]]()
 
     async def test(registry: Registry, opener: FakeOpener) -> None:
         await registry.load(LoadRequest(model="1"))
-        executor = opener.opened.pop()
-        executor.itself = executor  # type: ignore[attr-defined]
-        held = weakref.ref(executor)
-        del executor
+        held = weakref.ref(opener.opened.pop())
+        monkeypatch.setattr(registry_module, "free_memory", lambda: freed.append((get_ident(), held() is None)))
         gc.disable()
         try:
             await getattr(registry, leaves)("1")
-            await asyncio.sleep(0)
-            assert held() is None
+            await until(lambda: bool(freed))
         finally:
             gc.enable()
+        ((thread, is_gone),) = freed
+        assert (thread == get_ident(), is_gone) == (False, True)
+        monkeypatch.undo()
 
     run(test)
 

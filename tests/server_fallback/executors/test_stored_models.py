@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from answers import whole
 from fake_executor import FakeExecutor
 from fake_source import FakeSource, executor
+from stored_on_use import MODEL_BYTES, Opener, run, used
 from waiting import pass_seconds, until
 
 from nearfar.compiler.runtime.errors import DeviceError, RequestError, Unavailable
 from nearfar.compiler.store.model import Changes, StoredMessage
 from nearfar.compiler.store.parameters import Parameters
 from nearfar.compiler.store.store import Store
-from nearfar.server_fallback.executors.executor import Call, Executor, LoadsOnUse, Models, Opening, UnknownModel
+from nearfar.server_fallback.executors.executor import Call, Executor, UnknownModel
 from nearfar.server_fallback.executors.inherited import inherited
-from nearfar.server_fallback.executors.registry import Registry
 from nearfar.server_fallback.executors.stored_models import FIRST_SECONDS, StoredModels
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest, Message
 from nearfar.server_fallback.schema.completions import CompletionRequest
 from nearfar.server_fallback.schema.models import LoadRequest, UnloadRequest
-
-MODEL_BYTES = 1000
 
 
 @pytest.fixture
@@ -38,50 +34,6 @@ def store(tmp_path: Path) -> Store:
     made.create("wide", "base", Changes(parameters=Parameters(num_ctx=128)))
     made.create("wider", "base", Changes(parameters=Parameters(num_ctx=256)))
     return made
-
-
-@dataclass
-class Opener:
-    """Opens what ``make`` makes, of ``MODEL_BYTES``, once ``may_open`` is set."""
-
-    make: Callable[[], Executor] = FakeExecutor
-    prepared: list[str] = field(default_factory=list)
-    opened: list[str] = field(default_factory=list)
-    executors: list[Any] = field(default_factory=list)
-    released: list[str] = field(default_factory=list)
-    preparing: list[str] = field(default_factory=list)
-    may_open: asyncio.Event | None = None
-
-    async def prepare(self, model: str, name: str | None) -> Opening:
-        async def open_it() -> Executor:
-            self.preparing.append(model)
-            await (asyncio.sleep(0) if self.may_open is None else self.may_open.wait())
-            self.executors.append(self.make())
-            self.opened.append(model)
-            opened: Executor = self.executors[-1]
-            return opened
-
-        self.prepared.append(model)
-        return Opening(name or model, MODEL_BYTES, open_it, release=lambda: self.released.append(model))
-
-
-def run(
-    store: Store,
-    test: Callable[[StoredModels, Opener], Coroutine[Any, Any, None]],
-    budget: int | None = None,
-    make: Callable[[], Executor] = FakeExecutor,
-) -> None:
-    async def main() -> None:
-        opener = Opener(make)
-        models: Models = StoredModels(Registry(opener, budget), store)
-        assert isinstance(models, LoadsOnUse)
-        assert isinstance(models, StoredModels)
-        await test(models, opener)
-        await models.close(0.0)
-        # Also those that did not fit, or failed.
-        assert sorted(opener.released) == sorted(opener.prepared)
-
-    asyncio.run(main())
 
 
 def test_a_model_is_loaded_once_by_its_first_requests(store: Store) -> None:
@@ -172,9 +124,9 @@ def test_a_model_that_never_fits_is_refused_without_unloading_for_ever(store: St
 def test_a_request_waits_for_a_model_that_is_loaded_for_another_one(store: Store) -> None:
     async def test(models: StoredModels, opener: Opener) -> None:
         opener.may_open = asyncio.Event()
-        first = asyncio.ensure_future(_used(models, "base"))
+        first = asyncio.ensure_future(used(models, "base"))
         await until(lambda: opener.preparing == ["base"])
-        others = [asyncio.ensure_future(_used(models, name)) for name in ("base", "Base:latest", "chef")]
+        others = [asyncio.ensure_future(used(models, name)) for name in ("base", "Base:latest", "chef")]
         await asyncio.sleep(0.02)
         opener.may_open.set()
         await asyncio.gather(first, *others)
@@ -216,13 +168,13 @@ def test_a_failed_load_fails_all_that_wait_for_it_and_the_next_request_tries_aga
 
     async def test(models: StoredModels, opener: Opener) -> None:
         opener.may_open = asyncio.Event()
-        uses = [asyncio.ensure_future(_used(models, name)) for name in ("base", "base", "chef")]
+        uses = [asyncio.ensure_future(used(models, name)) for name in ("base", "base", "chef")]
         await until(lambda: [load.waiting for load in models._loads.values()] == [3])
         opener.may_open.set()
         found = await asyncio.gather(*uses, return_exceptions=True)
         assert [(type(each), str(each)) for each in found] == [(DeviceError, "out of order")] * 3
         assert opener.preparing == ["base"]
-        await _used(models, "base")
+        await used(models, "base")
         assert opener.opened == ["base"]
 
     run(store, test, make=make)
@@ -257,11 +209,11 @@ def test_a_request_that_leaves_takes_nothing_from_those_that_wait_with_it(store:
 def test_models_in_use_answer_while_another_one_waits_for_their_memory_but_not_for_ever(store: Store) -> None:
     async def test(models: StoredModels, opener: Opener) -> None:
         async with models.using("base"):
-            waiting = asyncio.ensure_future(_used(models, "wide"))
+            waiting = asyncio.ensure_future(used(models, "wide"))
             await until(lambda: any(load.goes_first < math.inf for load in models._loads.values()))
-            await _used(models, "base")
+            await used(models, "base")
             pass_seconds(FIRST_SECONDS)
-            late = [asyncio.ensure_future(_used(models, name)) for name in ("base", "base")]
+            late = [asyncio.ensure_future(used(models, name)) for name in ("base", "base")]
             await asyncio.sleep(0.02)
             assert not any(each.done() for each in late)
         await asyncio.gather(waiting, *late)
@@ -274,10 +226,10 @@ def test_models_in_use_do_not_wait_for_a_load_that_has_its_memory(store: Store) 
     async def test(models: StoredModels, opener: Opener) -> None:
         async with models.using("base"):
             opener.may_open = asyncio.Event()
-            loading = asyncio.ensure_future(_used(models, "wide"))
+            loading = asyncio.ensure_future(used(models, "wide"))
             await until(lambda: opener.preparing == ["base", "wide"])
             pass_seconds(FIRST_SECONDS)
-            await _used(models, "base")
+            await used(models, "base")
             assert not loading.done()
             opener.may_open.set()
             await loading
@@ -331,7 +283,7 @@ def test_a_request_waits_for_the_memory_of_a_model_that_leaves(store: Store) -> 
             opener.executors[0].now = replace(opener.executors[0].now, running=1)
             leaving = asyncio.ensure_future(models.change(UnloadRequest(model="base")))
             await until(lambda: models.loaded() == [])
-            second = asyncio.ensure_future(_used(models, "wide"))
+            second = asyncio.ensure_future(used(models, "wide"))
             await asyncio.sleep(0.05)
             assert not second.done()
             opener.executors[0].now = replace(opener.executors[0].now, running=0)
@@ -348,7 +300,7 @@ def test_other_models_load_while_answers_of_a_replaced_one_run(store: Store) -> 
             opener.executors[0].now = replace(opener.executors[0].now, running=1)
             models.store.create("wide", "base", Changes(parameters=Parameters(num_ctx=200)))
             for name in ("wide", "wider"):
-                await _used(models, name)
+                await used(models, name)
             assert (opener.opened, opener.executors[0].closed) == (["wide", "wide", "wider"], False)
             opener.executors[0].now = replace(opener.executors[0].now, running=0)
         await until(lambda: opener.executors[0].closed)
@@ -365,11 +317,6 @@ def test_a_request_that_ends_after_the_server_unloads_nothing(store: Store) -> N
         assert models.loaded() == []
 
     run(store, test)
-
-
-async def _used(models: StoredModels, name: str) -> None:
-    async with models.using(name):
-        pass
 
 
 def test_a_model_that_was_loaded_by_hand_stays_and_a_removed_one_leaves(store: Store) -> None:

@@ -27,6 +27,7 @@ from served_demo import compile_for_server, require_found, serving
 from sounds import wav
 from tiny_whisper import SHORT_CONTEXT, make_whisper
 from waiting import WAIT_SECONDS, wait_until
+from websockets.sync.client import connect
 
 from nearfar.compiler.bundle.signature import new_key
 from nearfar.compiler.cli import main
@@ -440,12 +441,30 @@ def test_a_reload_is_for_all_front_ends_and_drops_no_answer(server: Served) -> N
 
 
 def test_a_model_sleeps_and_wakes_in_all_front_ends(server: Served) -> None:
-    with client_of_each(server) as clients:
-        assert clients[0].post("/sleep?model=demo").json() == {"asleep": ["demo"]}
-        for client in clients:
-            asleep = client.post(CHAT, json=chat("demo"))
-            assert (asleep.status_code, asleep.json()["error"]["code"]) == (503, "model_asleep")
-            assert "demo" in [card["id"] for card in client.get("/v1/models").json()["data"]]
+    with client_of_each(server) as clients, ThreadPoolExecutor(1) as thread:
+        about = clients[0].get("/v1/nearfar/about").json()["models"]
+        opening = {
+            "type": "open",
+            "version": 1,
+            "model": "demo",
+            "tokenizer_sha256": next(each["tokenizer_sha256"] for each in about if each["id"] == "demo"),
+            "prompt": clients[0].post("/tokenize", json={"model": "demo", "prompt": QUESTION}).json()["tokens"],
+        }
+        address = server.url.replace("http", "ws", 1) + "/v1/nearfar/verify"
+        with connect(address, additional_headers=ADMIN, open_timeout=WAIT_SECONDS) as socket:
+            # Between two drafts nothing runs, and the request still uses its model.
+            socket.send(json.dumps(opening))
+            assert json.loads(socket.recv())["type"] == "opened"
+            sleeping = thread.submit(server.post, "/sleep?model=demo", None)
+            wait_until(lambda: all(client.get("/is_sleeping?model=demo").json()["is_sleeping"] for client in clients))
+            for client in clients:
+                asleep = client.post(CHAT, json=chat("demo"))
+                assert (asleep.status_code, asleep.json()["error"]["code"]) == (503, "model_asleep")
+                assert "demo" in [card["id"] for card in client.get("/v1/models").json()["data"]]
+            socket.send(json.dumps({"type": "draft", "tokens": []}))
+            assert len(json.loads(socket.recv())["tokens"]) == 1
+            assert not sleeping.done()
+        assert sleeping.result().json() == {"asleep": ["demo"]}
         assert clients[1].post("/wake_up").status_code == 200
         for client in clients:
             assert client.post(CHAT, json=chat("demo")).json()["choices"][0]["message"]["content"] == ANSWER

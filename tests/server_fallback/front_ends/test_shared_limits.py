@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 from typing import Any, cast
 
@@ -107,6 +108,27 @@ def test_tokens_of_one_front_end_count_in_another_and_limits_change_for_both() -
                 async with first.admit(CLIENT, None):
                     pass
             assert code(refused) == (429, "server_full")
+
+    asyncio.run(work())
+
+
+def test_answers_of_two_front_ends_reserve_their_tokens_together() -> None:
+    async def work() -> None:
+        limiter, key = Limiter(4, 100, 1.0, lambda: 0.0), ApiKey("a", b"", tokens_per_minute=100)
+        first, second = limits_of(DirectLink(limiter)), limits_of(DirectLink(limiter))
+        async with first.admit("key a", key) as one, second.admit("key a", key) as other:
+            await one.reserve(70)
+            assert one.headers["x-ratelimit-remaining-tokens"] == "30"
+            with pytest.raises(ApiError) as refused:
+                await other.reserve(40)
+            assert code(refused) == (429, "rate_limit_exceeded")
+            one.tokens(10)
+            await other.reserve(90)
+        # Without the limit, the main process is not asked.
+        link = DirectLink(limiter)
+        async with limits_of(link).admit("key b", replace(key, name="b", tokens_per_minute=None)) as free:
+            link.held.release_all()
+            await free.reserve(math.inf)
 
     asyncio.run(work())
 

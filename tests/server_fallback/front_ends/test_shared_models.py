@@ -12,6 +12,7 @@ from fake_models import FakeExecutor
 
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.runtime.errors import CheckpointError, DeviceError, NearfarError, Unavailable
+from nearfar.server_fallback.executors import model_table
 from nearfar.server_fallback.executors.executor import Executor
 from nearfar.server_fallback.executors.local_share import LocalShare
 from nearfar.server_fallback.front_ends import shared_models
@@ -22,6 +23,7 @@ from nearfar.server_fallback.schema.models import ModelCard
 
 SHARE = LocalShare(cast(Bundle, None), "m", "/engine.socket", None)
 MODEL = SharedModel("m", "./m", 0, ("alias",), {}, "generate", None, 0, SHARE)
+ASLEEP = replace(MODEL, share=None, asleep=ModelCard(id="m", root="m", created=0))
 
 
 class Link:
@@ -99,8 +101,7 @@ def test_a_model_that_wakes_up_is_asleep_until_its_engine_is_opened(monkeypatch:
 
         monkeypatch.setattr(shared_models, "open_shared", open_shared)
         models = SharedModels(cast(Connection, Link()))
-        asleep = replace(MODEL, share=None, asleep=ModelCard(id="m", root="m", created=0))
-        await models.publish(Publish((asleep,)))
+        await models.publish(Publish((ASLEEP,)))
         waking = asyncio.ensure_future(models.publish(Publish((MODEL,))))
         await turns()
         with pytest.raises(Unavailable) as error:
@@ -113,3 +114,63 @@ def test_a_model_that_wakes_up_is_asleep_until_its_engine_is_opened(monkeypatch:
         await models.close(0.0)
 
     asyncio.run(work())
+
+
+def test_a_request_on_its_way_keeps_an_engine_whose_model_falls_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        monkeypatch.setattr(model_table, "POLL_SECONDS", 0.0)
+        monkeypatch.setattr(shared_models, "POLL_SECONDS", 0.0)
+        models, _ = await published(monkeypatch, [])
+        assert isinstance(SHARE.engine, str)
+        async with models.using("alias"):
+            # The main process may ask before the news is here.
+            unused = asyncio.ensure_future(models.unused(SHARE.engine))
+            await turns()
+            await models.publish(Publish((ASLEEP,)))
+            await turns()
+            assert not unused.done()
+            for name in ("m", "alias"):
+                with pytest.raises(Unavailable) as error:
+                    await used(models, name)
+                assert error.value.details["code"] == "model_asleep"
+        await unused
+        await models.unused("/engine.of.another")
+        await models.close(0.0)
+
+    asyncio.run(work())
+
+
+def test_a_model_that_falls_asleep_keeps_its_names_while_another_one_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work() -> None:
+        models, _ = await published(monkeypatch, [])
+        may_open = asyncio.Event()
+
+        async def open_shared(*_: object) -> Executor:
+            await may_open.wait()
+            return cast(Executor, FakeExecutor())
+
+        other = replace(MODEL, name="n", aliases=(), share=replace(SHARE, socket="/n.socket"))
+        may_open.set()
+        monkeypatch.setattr(shared_models, "open_shared", open_shared)
+        await models.publish(Publish((MODEL, other)))
+        may_open.clear()
+        newer = replace(other, share=replace(SHARE, socket="/newer.socket"))
+        publishing = asyncio.ensure_future(models.publish(Publish((newer, ASLEEP))))
+        await turns()
+        with pytest.raises(Unavailable) as error:
+            await used(models, "alias")
+        assert error.value.details["code"] == "model_asleep"
+        await used(models, "n")
+        may_open.set()
+        await publishing
+        await models.unused("/n.socket")
+        await models.close(0.0)
+
+    asyncio.run(work())
+
+
+async def used(models: SharedModels, name: str) -> None:
+    async with models.using(name):
+        pass

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
-from waiting import WAIT_SECONDS
+from waiting import WAIT_SECONDS, until
 
 from nearfar.server_fallback.processes import worker
 from nearfar.server_fallback.processes.worker import WorkerEnded, WorkerLimits, WorkerProcess
@@ -36,12 +38,18 @@ def ask(message: object, seconds: float, folder: Path, monkeypatch: pytest.Monke
 
     async def work() -> object:
         process = WorkerProcess("sleeper", WorkerLimits(2**30, 2**30, int(WAIT_SECONDS)))
+        held = weakref.ref(process)
+        gc.disable()
         try:
             return await process.call(message, seconds)
         except WorkerEnded as ended:
             return ended.timed_out
         finally:
             process.close()
+            # It is freed with its model, and not by a collection.
+            del process
+            await until(lambda: held() is None)
+            gc.enable()
 
     return asyncio.run(work())
 

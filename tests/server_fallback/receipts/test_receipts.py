@@ -256,6 +256,26 @@ def test_an_answer_whose_text_was_changed_is_found(verify: Verify, greedy: dict[
     assert (status, report["receipts"][0]["faults"]) == (2, ["answer 0: its text is not that of its tokens"])
 
 
+def test_no_choice_is_shown_that_the_receipt_does_not_cover(verify: Verify, greedy: dict[str, Any]) -> None:
+    body = {**CASES["greedy"], **WITH_TOKENS}
+    [genuine] = greedy["choices"]
+    forged = {**genuine, "message": {**genuine["message"], "content": "27 + 58 = 99"}}
+
+    def report_of(*choices: dict[str, Any]) -> str:
+        status, report = verify({**greedy, "choices": choices}, body)
+        assert status == 2
+        return json.dumps(report)
+
+    for choices in ((forged, genuine), (genuine, forged), ({**forged, "index": 1}, genuine), ()):
+        assert "are not those of an answer" in report_of(*choices)
+    assert "the answer has 2 choices, and the receipt is of 1" in report_of(genuine, {**forged, "index": 1})
+    message = {**genuine["message"], "refusal": "No.", "annotations": [{}]}
+    other = {**greedy, "prompt_token_ids": [1], "choices": [{**genuine, "message": message, "text": "99"}]}
+    status, report = verify(other, body)
+    assert status == 0
+    assert "no receipt covers annotations, prompt_token_ids, refusal, text" in json.dumps(report)
+
+
 @pytest.mark.parametrize(
     "change",
     [

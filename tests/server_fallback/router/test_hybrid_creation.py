@@ -40,6 +40,7 @@ def test_a_far_servers_transcriber_is_no_model_to_choose_from() -> None:
             "uses version 2 of nearfar's API, this client version 1",
         ),
         (Reply(404, {"error": {"message": "nothing here"}}), {}, "api_version", "set its dialect"),
+        (Reply(value={"message": "welcome"}), {}, "api_version", "set its dialect"),
         (Reply(401, {"error": {"message": "no"}}), {"api_key": "wrong"}, "wrong_key", "rejects the API key"),
         (
             Reply(value={"api_version": 1, "models": [ABOUT]}),

@@ -27,9 +27,13 @@ def serve(
 ) -> tuple[Worker, list[int], list[SimulatedRequest]]:
     """Run a worker. Returns it, the requests in it at each time of ``probes``, and the finished ones in their order."""
     clock, inside, finished = Clock(), list[int](), list[SimulatedRequest]()
-    worker = Worker(clock, on, 0, lambda _, each: finished.append(each), leaps=leaps)
+    worker = Worker(clock, on, 0, leaps=leaps)
+
+    def arrive(each: SimulatedRequest) -> None:
+        worker.add(each, each.prompt(), each.output_tokens, lambda: finished.append(each))
+
     for each in requests:
-        clock.at(each.arrival, lambda each=each: worker.add(each, each.prompt(), each.output_tokens))  # type: ignore[misc]
+        clock.at(each.arrival, lambda each=each: arrive(each))  # type: ignore[misc]
     scheduler = worker.scheduler
     for at in probes:
         clock.at(at, lambda: inside.append(len(scheduler.running) + len(scheduler.waiting)))

@@ -11,11 +11,18 @@ from simulated_workers import COSTS, request
 
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.simulate.layout import Layout
-from nearfar.server_fallback.simulate.request import SimulatedRequest
+from nearfar.server_fallback.simulate.request import NEVER, SimulatedRequest
 from nearfar.server_fallback.simulate.run import run
 from nearfar.server_fallback.simulate.scenario import Scenario
 from nearfar.server_fallback.simulate.studies import PRECISION, GoodputSearch, exponent_of, splits
-from nearfar.server_fallback.simulate.summary import Bounds, Limit, Verdict, most_misses, share_in_time
+from nearfar.server_fallback.simulate.summary import (
+    CLOCK_ERROR,
+    Bounds,
+    Limit,
+    Verdict,
+    most_misses,
+    share_in_time,
+)
 from nearfar.server_fallback.simulate.workload import Workload
 
 BOUNDS = Bounds(0.15, 0.06)
@@ -101,6 +108,39 @@ def test_a_verdict_is_that_of_all_requests_as_soon_as_it_is_certain(
     assert next(index for index, each in enumerate(requests) if verdict.answered(each)) == certain
     assert verdict.holds == holds_all
     assert holds_all == all(sum(map(limit.holds, requests)) >= limit.share * len(requests) for limit in limits)
+
+
+@pytest.mark.parametrize("rate", [2.0, 6.0, 12.0])
+@pytest.mark.parametrize("bounds", [Bounds(0.15, 0.06, 0.8), Bounds(0.15, 0.03, 0.8), Bounds(2.0, 0.028, 0.9)])
+def test_a_simulation_ends_at_deadlines_with_the_verdict_of_a_complete_one(rate: float, bounds: Bounds) -> None:
+    """For workers of which one has the first token, and another one the others."""
+    layout = SCENARIO.layout(Path(), prefill=1, decode=1)
+    load = Workload.model_validate({**LOAD, "requests": 60}).at_rate(rate)
+    early, requests = Verdict(bounds.limits, 60), load.make(1, Path())
+    ended = run(layout, requests, judge=early)
+    complete = run(layout, load.make(1, Path()))
+    assert early.holds == (share_in_time(complete, bounds) >= bounds.share)
+    if not early.holds:
+        # Those whose answers had not ended by then were counted, too.
+        assert sum(request.finish != NEVER for request in ended.requests) < 60
+        times = {each.number: (each.first, each.finish) for each in complete.requests}
+        assert all(times[each.number][0] == each.first for each in ended.requests if each.first != NEVER)
+
+
+def test_a_request_that_is_late_is_counted_once() -> None:
+    """Two of ten may miss the limit of one second."""
+    limits = [Limit(lambda each: each.first_token_seconds <= 1.0, 0.8, lambda _: 1.0)]
+    verdict = Verdict(limits, 10)
+    waiting = [request(number, 0.0, 10, 1) for number in range(3)]
+    assert verdict.deadlines(waiting[0]) == {1.0 + CLOCK_ERROR}
+    for each in waiting[:2]:
+        assert not verdict.late(each, 1.1)
+        assert not verdict.late(each, 1.2)
+    assert not verdict.answered(answered(0, 1.5))
+    assert not verdict.late(waiting[0], 1.6), "it was answered"
+    assert not verdict.late(answered(5, 0.9), 1.1), "it has its first token"
+    assert verdict.late(waiting[2], 1.1)
+    assert verdict.holds is False
 
 
 def test_how_many_requests_may_miss_a_limit() -> None:

@@ -279,8 +279,17 @@ def test_a_scenario_is_read_with_the_paths_beside_it(scenario: Path) -> None:
 def test_charts_are_drawn_with_round_ticks_and_escaped_names() -> None:
     assert ticks(7.3) == [0, 2, 4, 6, 8]
     assert ticks(0) == [0, 1]
-    drawn = chart("a < b", "x", "y", [Line("<one>", [(1, 2), (2, 4)]), Line("two", [(1, 1)], dashed=True)])
-    texts = [each.text for each in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
-    assert {"a < b", "<one>", "two"} <= set(texts)
+    lines = [
+        Line("<one>", [(1, 2), (2, 4)]), Line("two", [(1, 1)], dashed=True), Line("again", [(1, 3)], like="<one>"),
+        Line("three", [(1, 2)]),
+    ]  # fmt: skip
+    drawn = ElementTree.fromstring(chart("a < b\nmore", "x", "y", lines))
+    space = "{http://www.w3.org/2000/svg}"
+    texts = {each.text: float(each.get("y", 0)) for each in drawn.iter(f"{space}text")}
+    assert {"a < b", "more", "<one>", "two"} <= set(texts)
+    assert texts["more"] > texts["a < b"]
+    colours = [each.get("stroke") for each in drawn.iter(f"{space}polyline")]
+    assert colours[2] == colours[0]
+    assert len(set(colours)) == 3
     with pytest.raises(ValueError, match="points"):
         chart("", "", "", [])

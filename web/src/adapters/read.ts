@@ -31,15 +31,20 @@ const MODULE_NAME = /^(\^?)(\w+(?:\\?\.\w+)*)$/;
 /** The names below which text models are inside others; see `compiler/formats/multimodal.py`. */
 const WRAPPERS = /^(backbone|model\.language_model|model\.text_model|language_model\.model)\./;
 const TENSOR = /^base_model\.model\.(.+)\.lora_([AB])\.weight$/;
-/** Keys that can change the mathematics, and the values with which they do not, as JSON. */
+/** Keys that say how an adapter was trained and which modules it has, beside those that are read. */
+const KNOWN = new Set(
+  (
+    "peft_type r lora_alpha use_rslora rank_pattern alpha_pattern task_type auto_mapping peft_version " +
+    "base_model_name_or_path revision inference_mode target_modules exclude_modules layers_to_transform " +
+    "layers_pattern lora_dropout megatron_config megatron_core loftq_config eva_config corda_config lora_ga_config " +
+    "velora_config qalora_group_size ensure_weight_tying runtime_config"
+  ).split(" "),
+);
+/** Values that leave the mathematics as they are, as JSON; `compiler/formats/peft.py` says more. */
+const EMPTY = ["null", "false", "0", '""', "[]", "{}"];
 const PLAIN: Readonly<Record<string, readonly string[]>> = {
-  use_dora: ["false"],
-  fan_in_fan_out: ["false"],
-  lora_bias: ["false"],
   bias: ['"none"'],
-  modules_to_save: ["[]"],
-  layer_replication: ["[]"],
-  trainable_token_indices: ["[]", "{}"],
+  init_lora_weights: ["true", '"gaussian"', '"eva"', '"orthogonal"', '"mica"'],
 };
 
 /** Throws RequestError for an adapter that the bundle does not accept, BundleError, or the signal's reason. */
@@ -171,11 +176,12 @@ function readConfig(text: string, lora: LoraEntry): NumbersOf {
   const config = parse(text);
   if (config.peft_type !== "LORA")
     throw new RequestError(`${CONFIG}: peft_type is ${JSON.stringify(config.peft_type)}; supported: LORA`);
-  for (const [key, plain] of Object.entries(PLAIN)) {
-    const value = config[key];
-    if (value != null && !plain.includes(JSON.stringify(value)))
+  for (const [key, value] of Object.entries(config)) {
+    const text = JSON.stringify(value);
+    if (!KNOWN.has(key) && !EMPTY.includes(text) && PLAIN[key]?.includes(text) !== true)
       throw new RequestError(
-        `${CONFIG}: ${key} ${JSON.stringify(value)} is not supported; train the adapter without it`,
+        `${CONFIG}: ${key} ${text} is not supported; train the adapter without it, or merge it into its model with ` +
+          "PEFT's merge_and_unload",
       );
   }
   const { r: rank, lora_alpha: alpha, use_rslora: stabilized } = config;

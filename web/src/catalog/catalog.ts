@@ -32,7 +32,7 @@ export interface CatalogBundle {
 /** ``bundles``: for each target the most exact first. */
 export interface CatalogModel {
   readonly model: string;
-  readonly task: "generate" | "embed" | "rerank" | "classify" | "transcribe";
+  readonly task: "generate" | "embed" | "rerank" | "classify" | "decide" | "transcribe";
   readonly license: CatalogLicense;
   readonly base_models: readonly string[];
   readonly bundles: readonly CatalogBundle[];

@@ -11,12 +11,14 @@ import { anySignal } from "../api/stream.js";
 import type { ChatCompletionMessageParam } from "../api/types.js";
 import type { EncodingUsage } from "../api/replies.js";
 import type { TokenRequest } from "../engine/request.js";
+import type { DecisionHead } from "../encoders/index.js";
 import { RequestError } from "../errors.js";
 import type { Decisions } from "../shared/questions/answers.js";
 import { checkReading, readDecisions } from "../shared/questions/answers.js";
 import type { DecisionExample, FitOptions } from "../shared/questions/calibration.js";
 import { fitCalibration } from "../shared/questions/calibration.js";
 import type { Asked, Questions } from "../shared/questions/questions.js";
+import { headLogprobs, headPrompts, headState } from "../shared/questions/head.js";
 import { requireDistinct } from "../shared/questions/questions.js";
 import type { DecisionCalibration } from "../shared/questions/schema.js";
 import { asking, messagesOf } from "./messages.js";
@@ -68,6 +70,7 @@ export async function decide(
   context: string | readonly ChatCompletionMessageParam[],
   questions: Questions,
   options: DecideOptions,
+  head: DecisionHead | null = null,
 ): Promise<DecideResponse> {
   const { calibration, abstain_below, priority, signal: given, model: name } = readParams(options, OPTIONS);
   const signal = anySignal(given);
@@ -75,18 +78,47 @@ export async function decide(
   const model = { ...named(base, name), encodeChat };
   const reading = { model: model.name, calibration, abstain_below };
   const asked = checkReading(questions, reading);
-  const rows = await promptsOf(model, messagesOf(context), asked, signal);
-  const scored = await scoresOf(model, rows, { priority, signal });
-  const logprobs = rows.map(({ answers }, prompt) =>
-    answers.map((_, index) => scored.logprobs[prompt]?.[index] ?? NaN),
-  );
+  const messages = messagesOf(context);
+  const { logprobs, tokens } =
+    head === null
+      ? await scoresOf(model, await promptsOf(model, messages, asked, signal), { priority, signal })
+      : await headScores(model, head, typeof context === "string" ? context : headState(messages), questions, signal);
   return {
     ...identity("decide", model.name),
     object: "decisions",
     calibration_model: model.name,
     decisions: readDecisions(questions, logprobs, reading),
-    usage: { prompt_tokens: scored.tokens, total_tokens: scored.tokens },
+    usage: { prompt_tokens: tokens, total_tokens: tokens },
   };
+}
+
+interface Scored {
+  /** Of each answer to each prompt. */
+  readonly logprobs: readonly (readonly number[])[];
+  /** The number of tokens that they have read. */
+  readonly tokens: number;
+}
+
+/** By a decision head, which scores all answers to a question at once, at the end of its prompt. */
+async function headScores(
+  model: DecidingModel,
+  head: DecisionHead,
+  state: ReturnType<typeof headState> | string,
+  questions: Questions,
+  signal: AbortSignal,
+): Promise<Scored> {
+  const prompts = headPrompts(questions, head.decision);
+  const texts = prompts.map(({ question }) => {
+    const ids = model.text.encodeChat([{ role: "user", content: "" }], { variables: { state, question } });
+    if (ids.length > model.context)
+      throw new RequestError(
+        `the context and a question have ${ids.length} tokens; this model supports ${model.context}; shorten the context`,
+        { param: "context", code: "context_too_long" },
+      );
+    return { ids };
+  });
+  const rows = await head.encode(texts, signal);
+  return { logprobs: headLogprobs(prompts, rows), tokens: texts.reduce((sum, { ids }) => sum + ids.length, 0) };
 }
 
 /** A prompt, and the tokens of each answer to it. */
@@ -174,7 +206,7 @@ async function scoresOf(
   model: DecidingModel,
   rows: readonly PromptRow[],
   options: Pick<TokenRequest, "priority" | "signal">,
-): Promise<{ readonly logprobs: readonly (readonly number[])[]; readonly tokens: number }> {
+): Promise<Scored> {
   const logprobs: number[][] = rows.map(({ answers }) => answers.map(() => NaN));
   const score = async (prompt: number, index: number): Promise<void> => {
     const { prompt: ids, images, answers } = rows[prompt] ?? { prompt: [], images: [], answers: [] };

@@ -43,6 +43,8 @@ export async function classify(
   const { input, labels, hypothesis_template, multi_label, ...rest } = readParams(params, CLASSIFY);
   if (classifier === null)
     throw new RequestError("This model makes embeddings and has no classes; load a classifier's bundle");
+  if (classifier.decision !== null)
+    throw new RequestError("This model answers typed questions and has no classes; use decide", { param: "model" });
   if (input === undefined) throw new RequestError("input is missing; pass a text or token ids", { param: "input" });
   const signal = anySignal(options.signal, rest.signal);
   if (labels != null)

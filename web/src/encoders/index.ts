@@ -7,11 +7,11 @@ import type { CreateEmbeddingResponse, EmbeddingCreateParams, RequestOptions } f
 import type { Gate } from "../engine/gate.js";
 import type { TextRunner } from "../engine/step_runner.js";
 import type { TunedEngine } from "../engine/tuner.js";
-import type { Description } from "../runtime/manifest.js";
+import type { DecisionSpec, Description } from "../runtime/manifest.js";
 import type { Tokenizer } from "../text/tokenizer.js";
 import { classify } from "./classify.js";
 import { embed } from "./embeddings.js";
-import type { EncoderModel } from "./encoder_model.js";
+import type { EncoderModel, EncodingEngine } from "./encoder_model.js";
 import { PagedEncoder } from "./paged_encoder.js";
 import { RaggedEncoder } from "./ragged_encoder.js";
 import { rerank, score } from "./ranking.js";
@@ -24,6 +24,13 @@ export interface Encoder {
   rerank(params: RerankParams, options: RequestOptions): Promise<RerankResponse>;
   score(params: ScoreParams, options: RequestOptions): Promise<ScoreResponse>;
   classify(params: ClassifyParams, options: RequestOptions): Promise<ClassifyResponse>;
+  /** What `decide` reads; null for a model without a decision head. */
+  readonly head: DecisionHead | null;
+}
+
+/** A decision head: the scores of each prompt's options, as `headLogprobs` reads them. */
+export interface DecisionHead extends Pick<EncodingEngine, "encode"> {
+  readonly decision: DecisionSpec;
 }
 
 /** A loaded bundle, and the device that runs it. */
@@ -67,10 +74,12 @@ export const encoders: EncodersModule = {
 };
 
 export function encoderOf(model: EncoderModel): Encoder {
+  const { decision = null } = model.classifier ?? {};
   return {
     embed: (params, options) => embed(model, params, options),
     rerank: (params, options) => rerank(model, params, options),
     score: (params, options) => score(model, params, options),
     classify: (params, options) => classify(model, params, options),
+    head: decision === null ? null : { decision, encode: (texts, signal) => model.engine.encode(texts, signal) },
   };
 }

@@ -190,7 +190,22 @@ export interface TransitionSpec {
   readonly end_to_start: number;
 }
 
-/** The scores of a classifier: one number for each of ``labels``, of a text, or with ``per_token`` of each of its tokens. ``activation`` makes probabilities of the scores. With ``transitions``, the labels of tokens form spans (`forms_spans`), and a text has the labels of the best spans (`web/src/shared/label_spans.ts`); without them, each token has its best label. ``relevance`` is the label whose probability says how relevant a passage is to a query, for models that score such pairs; None for others. ``pooling`` makes the row of a text, before the head's dense layers, or with ``pools_late`` after them. ``template`` is the text of a pair, with {instruction}, {query} and {document}; None if the tokenizer joins the two texts. ``instruction`` is the default one. */
+/** The options of a kind of question: the scores from ``first`` on are theirs, in their order. ``labels`` are their names in the prompt, at least as many as a question may have options. The softmax of score / ``temperature`` makes probabilities. */
+export interface DecisionKindSpec {
+  readonly kind: "choice" | "yes_no" | "score";
+  readonly first: number;
+  readonly labels: readonly string[];
+  readonly temperature: number;
+}
+
+/** How a model with a decision head answers typed questions (`web/src/shared/questions/head.ts`): its chat template writes a prompt for each, whose last token has the scores. ``yes_first``: whether "true" precedes "false" in the options of a question of yes or no. ``softcap``: scores are softcap * tanh(score / softcap). */
+export interface DecisionSpec {
+  readonly kinds: readonly DecisionKindSpec[];
+  readonly yes_first: boolean;
+  readonly softcap: number | null;
+}
+
+/** The scores of a classifier: one number for each of ``labels``, of a text, or with ``per_token`` of each of its tokens. ``activation`` makes probabilities of the scores. With ``transitions``, the labels of tokens form spans (`forms_spans`), and a text has the labels of the best spans (`web/src/shared/label_spans.ts`); without them, each token has its best label. ``relevance`` is the label whose probability says how relevant a passage is to a query, for models that score such pairs; None for others. ``pooling`` makes the row of a text, before the head's dense layers, or with ``pools_late`` after them. ``template`` is the text of a pair, with {instruction}, {query} and {document}; None if the tokenizer joins the two texts. ``instruction`` is the default one. ``decision``: its scores answer typed questions and nothing else. */
 export interface ClassifierSpec {
   readonly labels: readonly string[];
   readonly activation: "none" | "sigmoid" | "softmax";
@@ -201,6 +216,7 @@ export interface ClassifierSpec {
   readonly template: string | null;
   readonly instruction: string | null;
   readonly transitions: TransitionSpec | null;
+  readonly decision: DecisionSpec | null;
 }
 
 /** The token of a language, by its code such as "en"; None if it is the model's only one, which no prompt names. */

@@ -4,6 +4,7 @@
 import type { EncodersModule } from "../encoders/index.js";
 import { DeviceError } from "../errors.js";
 import type { ImagesModule } from "../images/index.js";
+import type { Fit } from "../probe/schema.js";
 import { unlessAborted } from "./abort.js";
 import type { TuningModule } from "../tuning/index.js";
 import type { Bundle } from "./bundle.js";
@@ -45,6 +46,8 @@ export interface TrustOptions extends DeviceOptions {
   readonly images?: ImagesModule | undefined;
   /** Where the results are stored; by default in the browser. */
   readonly notes?: Notes | undefined;
+  /** `fit` of a probe's report: its dtype is tried first, prompts begin with its chunk, and its memory is the budget. */
+  readonly fit?: Pick<Fit, "activation" | "prefill_chunk" | "memory_budget"> | undefined;
 }
 
 export interface SelfTestInfo {
@@ -115,6 +118,7 @@ export async function openTrusted(
 ): Promise<TrustedRunner> {
   const { manifest } = bundle;
   const { selfTest: when = "first-load", selfTestLimitMs = SEARCH_LIMIT_MS, notes = browserNotes() } = options;
+  const { fit } = options;
   const test = when === "never" ? null : deviceTest(manifest, options);
   // Activation dtypes that this device computes wrongly, with their errors.
   const without = new Map<ActivationDtype, number>();
@@ -142,9 +146,9 @@ export async function openTrusted(
     const remembered =
       noted !== null && !noted.complete && mayTune && (await tuningOf(noted.activation)) === null ? null : noted;
     const dtypes = manifest.activations.map(({ dtype }) => dtype);
-    const untrusted = new Set(
-      dtypes.filter((dtype) => (remembered === null ? without.has(dtype) : dtype !== remembered.activation)),
-    );
+    const measured = fit !== undefined && dtypes.includes(fit.activation) && !without.has(fit.activation);
+    const wanted = remembered?.activation ?? (measured ? fit.activation : null);
+    const untrusted = new Set(dtypes.filter((dtype) => (wanted === null ? without.has(dtype) : dtype !== wanted)));
     const largest = (dtype: ActivationDtype): number =>
       largestBuffer(manifest, dtype, poolWithin(manifest, dtype, runnerOptions));
     const device = await openDevice(manifest, { gpu: options.gpu, adapter }, largest, untrusted);
@@ -162,7 +166,7 @@ export async function openTrusted(
         ...rest,
         choices: before,
         alternatives: complete,
-        chunk: tuning?.steps?.chunk ?? undefined,
+        chunk: tuning?.steps?.chunk ?? fit?.prefill_chunk,
       });
     } catch (error) {
       const isRefusal = error instanceof DeviceError && "kernel" in error.details;

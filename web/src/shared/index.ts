@@ -50,6 +50,7 @@ import { labelSpans } from "./label_spans.js";
 import { checkReading, readDecisions } from "./questions/answers.js";
 import { fitCalibration } from "./questions/calibration.js";
 import { calibrationFor, handedOver, merged } from "./questions/escalation.js";
+import { headLogprobs, headPrompts, headState } from "./questions/head.js";
 import { requireDistinct } from "./questions/questions.js";
 import { bundleText, canonicalJson, requestSampling, requestText, signedText } from "./receipt.js";
 import {
@@ -264,6 +265,9 @@ Object.assign(globalThis, {
     askedQuestions: overJson(checkReading),
     requireDistinct: overJson(requireDistinct),
     readDecisions: overJson(readDecisions),
+    headState: overJson(headState),
+    headPrompts: overJson(headPrompts),
+    headLogprobs: overJson(headLogprobs),
     handedOver: overJson(handedOver),
     mergedDecisions: overJson(merged),
     calibrationFor: overJson(calibrationFor),

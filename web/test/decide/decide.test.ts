@@ -215,3 +215,68 @@ describe("decide", () => {
     await expect(setUp(TEMPLATE, { tokens: silent }).asks("A")).rejects.toThrow("no log-probabilities of prompts");
   });
 });
+
+describe("a decision head", () => {
+  const kind = (name: "choice" | "yes_no" | "score", first: number, labels: readonly string[]) =>
+    ({ kind: name, first, labels, temperature: 2 }) as const;
+  const decision = {
+    kinds: [kind("yes_no", 0, ["no", "yes"]), kind("score", 2, ["a", "b", "c"]), kind("choice", 5, ["A", "B", "C"])],
+    yes_first: false,
+    softcap: null,
+  };
+  const template =
+    "{{ state if state is string else state|tojson }}|{{ question.type }}|{{ question.instructions }}" +
+    "{% for option in question.options %}|{{ question.labels[loop.index0] }}={{ option }}" +
+    "{% if question.descriptions[loop.index0] %}:{{ question.descriptions[loop.index0] }}{% endif %}{% endfor %}";
+
+  const decides = async (context: Parameters<typeof decide>[2], questions = QUESTIONS, own = decision) => {
+    const { text, source } = setUp(template);
+    const model = modelOf(source, { text, context: 100 });
+    const prompts: string[] = [];
+    const encode = (texts: readonly { readonly ids: readonly number[] }[]): Promise<readonly Float32Array[]> => {
+      prompts.push(...texts.map(({ ids }) => text.decode(ids)));
+      return Promise.resolve(texts.map((_, at) => Float32Array.from({ length: 8 }, (__, row) => row * (at + 1))));
+    };
+    const { decisions } = await decide(model, encodeChat, context, questions, {}, { decision: own, encode });
+    return { decisions, prompts };
+  };
+
+  test("reads one prompt for each question, and its own scores of the answers", async () => {
+    const { decisions, prompts } = await decides("A note.");
+    expect(prompts).toEqual([
+      "A note.|choice|Which?|A=art|B=article|C=7",
+      "A note.|noul|Urgent?|no=false|yes=true",
+      "A note.|score|How good?|a=0:1|b=1:2|c=2:3",
+      "A note.|score|Which tone?|a=0:rude|b=1:plain|c=2:kind",
+      "A note.|noul|Is it about cats?|no=false|yes=true",
+      "A note.|noul|Is it about dogs?|no=false|yes=true",
+    ]);
+    const close = (values: readonly number[]) => values.map((value) => expect.closeTo(value, 6) as number);
+    expect(Object.values(decisions.topic?.probabilities ?? {})).toEqual(expect.arrayContaining(close(softmax([2.5, 3, 3.5]))));
+    expect(decisions.urgent?.probabilities).toEqual({
+      Yes: expect.closeTo(softmax([0, 1])[1] ?? 0, 6) as number,
+      No: expect.closeTo(softmax([0, 1])[0] ?? 0, 6) as number,
+    });
+    expect(decisions.stars?.answer).toBe(3);
+    expect(decisions.tone?.answer).toBe("kind");
+    expect(decisions.about?.answer).toEqual(["cats", "dogs"]);
+    const swapped = await decides("A note.", QUESTIONS, { ...decision, yes_first: true });
+    expect(swapped.prompts[1]).toBe("A note.|noul|Urgent?|no=true|yes=false");
+    expect(swapped.decisions.urgent?.answer).toBe(false);
+  });
+
+  test("reads the texts of messages, and refuses what it has no place for", async () => {
+    const questions: Questions = { urgent: { type: "yes_no", question: "Urgent?" } };
+    const parts = [{ type: "text" as const, text: "b" }, { type: "text" as const, text: "c" }];
+    const { prompts } = await decides([{ role: "user", content: "a" }, { role: "user", content: parts }], questions);
+    expect(prompts[0]).toMatch(/^\[\{"role": "user", "content": "a"\}, \{"role": "user", "content": "bc"\}\]\|noul/u);
+    const picture = [{ type: "image_url" as const, image_url: { url: "data:," } }];
+    await expect(decides([{ role: "user", content: picture }], questions)).rejects.toThrow("texts only");
+    const choices = ["a", "b", "c", "d"];
+    await expect(decides("", { topic: { type: "choice", question: "Which?", choices } })).rejects.toMatchObject({
+      message: expect.stringContaining("of the type choice with at most 3") as string,
+      details: { code: "too_many_choices", param: "questions.topic" },
+    });
+    await expect(decides("a".repeat(120), questions)).rejects.toThrow("this model supports 100");
+  });
+});

@@ -26,6 +26,7 @@ export const CLASSIFIER: ClassifierSpec = {
   template: null,
   instruction: null,
   transitions: null,
+  decision: null,
 };
 
 export interface FakeEncoder {

@@ -36,14 +36,15 @@ test.each(Object.entries(SCHEMAS))("%s: every answer is valid, also if maxTokens
 });
 
 test.each(ANSWERS)("%s: right answers are accepted, wrong ones are rejected", (_, { schema, accepted, rejected }) => {
-  const takes = (texts: readonly string[]): boolean[] => accepts(wasm, { kind: "json_schema", schema }, texts);
-  expect(accepted.filter((_, index) => !takes(accepted)[index])).toEqual([]);
-  expect(rejected.filter((_, index) => takes(rejected)[index])).toEqual([]);
+  const texts = [...accepted, ...rejected];
+  const taken = accepts(wasm, { kind: "json_schema", schema }, texts);
+  expect(texts.filter((_, index) => taken[index])).toEqual(accepted);
 });
 
 test.each(REFUSED)("%j is refused: %s", async (schema, message) => {
-  await expect(grammars.constraint({ kind: "json_schema", schema })).rejects.toThrow(message);
-  await expect(grammars.constraint({ kind: "json_schema", schema })).rejects.toBeInstanceOf(RequestError);
+  const error: unknown = await grammars.constraint({ kind: "json_schema", schema }).catch((error: unknown) => error);
+  expect(error).toBeInstanceOf(RequestError);
+  expect((error as RequestError).message).toContain(message);
 });
 
 const KEYWORDS =

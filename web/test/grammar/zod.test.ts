@@ -93,16 +93,10 @@ test.each(Object.entries(CASES))("%s: Zod and the grammar agree on right and wro
   for (const value of right) expect(type.safeParse(value).success, JSON.stringify(value)).toBe(true);
   for (const value of wrong) expect(type.safeParse(value).success, JSON.stringify(value)).toBe(false);
   const source = { kind: "json_schema", schema: z.toJSONSchema(type) } as const;
-  const takes = (values: readonly unknown[]): unknown[] => {
-    const accepted = accepts(
-      wasm,
-      source,
-      values.map((value) => JSON.stringify(value)),
-    );
-    return values.filter((_, index) => accepted[index]);
-  };
-  expect(takes(right)).toEqual(right);
-  expect(takes(wrong)).toEqual([]);
+  const values = [...right, ...wrong];
+  const texts = values.map((value) => JSON.stringify(value));
+  const taken = accepts(wasm, source, texts);
+  expect(values.filter((_, index) => taken[index])).toEqual(right);
 
   const constraint = await grammars.constraint(source, 120);
   const { text } = pick(constraint, 120, 1);

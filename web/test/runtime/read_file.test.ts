@@ -1,4 +1,4 @@
-import { expect, test, vi } from "vitest";
+import { afterEach, expect, test, vi } from "vitest";
 
 import { BundleError } from "../../src/errors.js";
 import { pause } from "../../src/runtime/abort.js";
@@ -9,6 +9,10 @@ import { bytesOf, memorySource } from "../letters_bundle.js";
 const SIGNAL = new AbortController().signal;
 const BYTES = bytesOf("a shard of weights, ".repeat(20));
 const SOURCE = memorySource({ shard: BYTES });
+
+afterEach(() => {
+  vi.useRealTimers();
+});
 
 test("a valid file is read completely, and its progress adds up", async () => {
   const counts: number[] = [];
@@ -135,7 +139,6 @@ test("a connection that breaks repeatedly fails after five retries, each after a
   const start = Date.now();
   const reading = readFile(dead, { file: "shard", size: 400 }, SIGNAL).catch((error: unknown) => error);
   await vi.advanceTimersByTimeAsync(8000);
-  vi.useRealTimers();
   expect(await reading).toMatchObject({ message: "no network" });
   expect(times).toEqual([250, 750, 1750, 3750, 7750]);
 });
@@ -151,7 +154,6 @@ test("a server that refuses the rest gets no further request, and an abort ends 
   await vi.advanceTimersByTimeAsync(100);
   controller.abort();
   expect(await reading).toMatchObject({ name: "AbortError" });
-  vi.useRealTimers();
 });
 
 test("tasks run in parallel up to the limit", async () => {

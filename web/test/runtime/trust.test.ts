@@ -287,6 +287,21 @@ withGpu(
   },
 );
 
+withGpu("a probe's fit decides which dtype is tried first, and its chunk begins prompts", async () => {
+  const fit = { activation: "float32", prefill_chunk: 128, memory_budget: null } as const;
+  for (const [half, full, activation, prefillChunk] of [
+    ["embed_many", "embed_few", "float32", 128],
+    // It was wrong about this device's float32.
+    ["embed_many", "embed_wrong", "float16", 128],
+  ] as const) {
+    const bundle = bundleOf([row(half, HALF), row(full, FULL)], { ...BOTH, context: 256 });
+    const engine = await load(bundle, { fit, pages: 4000 });
+    expect(engine.info).toMatchObject({ activation, prefillChunk });
+    expect(await answer(engine)).toEqual(RIGHT);
+    engine.destroy();
+  }
+});
+
 // Here, int8 is computed as float32 too, and its integer products are the rows that need their feature.
 const INTEGER_DOTS = "packed_4x8_integer_dot_product";
 const WITH_INT8: Partial<Manifest> = {

@@ -1,6 +1,6 @@
 // Tuning on a runner without a device: each variant takes the time that the test sets.
 
-import { expect, test, vi } from "vitest";
+import { afterEach, expect, test, vi } from "vitest";
 
 import type { Batch } from "../../src/runtime/batch.js";
 import type { Choices } from "../../src/runtime/choices.js";
@@ -78,6 +78,10 @@ function options(changes: Partial<TuneOptions> = {}): TuneOptions {
 const tokensOf = (batch: Batch): number => batch.token_ids.length;
 const between = (dim: string, above: number, most: number): Condition => ["and", [">", dim, above], ["<=", dim, most]];
 const contextOf = (batch: Batch): number => (batch.positions.at(-1) ?? 0) + 1;
+
+afterEach(() => {
+  vi.useRealTimers();
+});
 
 test("if the compiler's choice is the fastest, or nearly so, no row is put in front", async () => {
   expect(await fastestVariants(new FakeRunner({}), options())).toEqual({});
@@ -233,7 +237,6 @@ test("lists that are not measured within five seconds stay as the compiler arran
   expect(await fastestVariants(new SlowerRunner(fast), options())).toEqual({
     embed: [{ when: ["<=", "S", 1], variant: "few 2" }],
   });
-  vi.useRealTimers();
 });
 
 const NAMELESS: AdapterEntry = { vendor: "", architecture: "", device: "", description: "" };

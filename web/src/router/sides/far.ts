@@ -213,7 +213,7 @@ export class FarSide implements Side {
 
   async #about(signal: AbortSignal): Promise<FarModel> {
     const response = await this.#http.get("/v1/nearfar/about", signal);
-    if (response === null)
+    if (response?.api_version === undefined)
       throw new RequestError("The far side has no /v1/nearfar/about; if it is not nearfar serve, set far.dialect", {
         code: "api_version",
         param: "far.dialect",

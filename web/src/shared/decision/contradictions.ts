@@ -13,7 +13,7 @@ export function* contradictions(policy: Policy): Contradictions {
     if (policy.private.labels.length > 0) yield ["private.labels", problem];
     if (policy.private.patterns.length > 0) yield ["private.patterns", problem];
     if (policy.private.media !== "far")
-      yield ["private.media", "in mode far-only a request with media could never be answered"];
+      yield ["private.media", 'in mode far-only a request with media could never be answered; write "far"'];
   }
   if (policy.private.masks !== null) yield* ofMasks(policy, policy.private.masks);
   if (policy.mode === "near-only") {

@@ -22,6 +22,8 @@ export const QUESTION_BOUNDS = { questions: 64, answers: 64, allAnswers: 1024, c
 export interface Asked {
   readonly name: string;
   readonly key: string;
+  /** What is asked, without the answers. */
+  readonly question: string;
   /** What the user asks: it follows the context. */
   readonly text: string;
   readonly answers: readonly string[];
@@ -67,6 +69,7 @@ function asksOf(name: string, question: Question): readonly Asked[] {
   const one = (lines: readonly string[], answers: readonly string[], param: (index: number) => string): Asked => ({
     name,
     key: name,
+    question: question.question,
     text: [question.question, ...lines].join("\n"),
     answers,
     params: answers.map((_, index) => param(index)),
@@ -91,7 +94,7 @@ function asksOf(name: string, question: Question): readonly Asked[] {
       return namesOf(question.labels, `${where}.labels`, 1).map((label) => {
         const parts = question.question.split("{}");
         const text = parts.length > 1 ? parts.join(label) : `${question.question.replace(/:$/, "")}: ${label}`;
-        return { ...one([], YES_NO, () => where), key: `${name}/${label}`, text: `${text}\nAnswer Yes or No only.` };
+        return { ...one([], YES_NO, () => where), key: `${name}/${label}`, question: text, text: `${text}\nAnswer Yes or No only.` };
       });
     default:
       throw wrong(`${where}.type`, "bad_question", `is not one of ${Object.keys(FIELDS).join(", ")}`);
