@@ -61,7 +61,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     options = parser.parse_args()
     links = [float(each) for each in options.links.split(",")]
-    found = {"machine": machine(), "load": os.getloadavg()[0], "latency_ms": LATENCY_MS, "links": list[Any]()}
+    found: dict[str, Any] = {
+        "machine": machine(),
+        "load": os.getloadavg()[0],
+        "latency_ms": LATENCY_MS,
+        "links": list[Any](),
+    }
     for model in options.models.split(","):
         with tempfile.TemporaryDirectory(prefix="far-links-") as folder:
             for link in measured(model, links, options.rounds, Path(folder)):

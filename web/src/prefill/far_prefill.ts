@@ -66,7 +66,7 @@ type Counted = "near_tokens" | "checked_tokens" | "far_tokens" | "bytes";
 const ROUTE = "/v1/nearfar/prefill";
 /**
  * The largest mean difference of a page that both sides have computed, without any context that was rounded to 4 bits, and
- * with one. tests/bench/bench_far_prefill.py measures them: equal weights are below a quarter of these.
+ * with one. tests/bench/bench_far_prefill.py measures them: equal weights are below half of these.
  */
 const ROUNDED_ALIKE = 0.1;
 const ROUNDED_CONTEXT = 0.4;
