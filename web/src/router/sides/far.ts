@@ -220,7 +220,7 @@ export class FarSide implements Side {
       });
     if (response.api_version !== API_VERSION) {
       throw new RequestError(
-        `The far side uses version ${String(response.api_version)} of nearfar's API, ` +
+        `The far side uses version ${JSON.stringify(response.api_version)} of nearfar's API, ` +
           `this client version ${API_VERSION}; update the older of them`,
         { code: "api_version" },
       );
