@@ -8,8 +8,10 @@ import ctypes
 import gc
 import os
 import sys
+import time
 from collections.abc import Callable
 
+COLLECTION_SECONDS = 30.0
 # A parameter of glibc's mallopt(3), and its value.
 M_ARENA_MAX, MAX_ARENAS = -8, 2
 
@@ -24,6 +26,21 @@ def collect_garbage_rarely() -> None:
     """
     gc.freeze()
     gc.set_threshold(5_000, 20, 20)
+
+
+class SeldomCollections:
+    """Complete collections of garbage, at most one in `COLLECTION_SECONDS`. Closed models leave little that refers to
+    itself, but errors, reloads and broken connections do, and the thresholds alone would keep that for minutes. One
+    takes some 20 ms, because what existed before `collect_garbage_rarely` is not scanned.
+    """
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def collect(self) -> None:
+        if time.monotonic() - self._last >= COLLECTION_SECONDS:
+            gc.collect()
+            self._last = time.monotonic()
 
 
 def limit_arenas() -> None:

@@ -18,7 +18,7 @@ from nearfar.compiler.cli.output import megabytes
 from nearfar.compiler.ir.tasks import Task
 from nearfar.compiler.runtime.errors import RequestError, Unavailable
 
-from ..garbage import free_memory
+from ..garbage import SeldomCollections, free_memory
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
 from .executor import (
     Executor,
@@ -34,6 +34,7 @@ from .model_table import ModelEntry, ModelTable
 
 Result = TypeVar("Result")
 UNLOAD_DRAIN_SECONDS = 600.0
+COLLECTIONS = SeldomCollections()
 SHUTTING_DOWN = "the server is shutting down and loads no more models; use another server"
 
 
@@ -438,7 +439,8 @@ async def _close(entry: ModelEntry, executor: Executor) -> None:
 
 
 def _free_memory() -> None:
-    """On another thread, so that no answer waits: what is closed needs no garbage collection, which stops them all."""
+    """On another thread, so that no answer waits. What is closed needs no garbage collection, which stops them all."""
+    COLLECTIONS.collect()
     # Without effect at the end of the process, when the loop has no threads any more.
     with suppress(RuntimeError):
         asyncio.get_running_loop().run_in_executor(None, free_memory)

@@ -76,6 +76,8 @@ class Load:
                 name = str(UUID(int=rng.getrandbits(128)))
                 if rng.randrange(100) < LEAVING:
                     await self._leave(client, question, body, key, rng)
+                    # Its pool may count a connection that was given up, for which the next request would wait.
+                    await connected.pop(server.name).aclose()
                 else:
                     self.outcomes.append(await _ask(client, question, body, name, key))
         finally:

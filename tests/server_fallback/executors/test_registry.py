@@ -8,12 +8,14 @@ import weakref
 from dataclasses import replace
 from pathlib import Path
 from threading import get_ident
+from types import SimpleNamespace
 
 import pytest
 from fake_opener import AdapterExecutor, FakeOpener, fails, run
 from waiting import until
 
 from nearfar.compiler.runtime.errors import CheckpointError, RequestError, Unavailable
+from nearfar.server_fallback import garbage
 from nearfar.server_fallback.executors import registry as registry_module
 from nearfar.server_fallback.executors.executor import (
     ExecutorState,
@@ -256,6 +258,8 @@ def test_the_memory_of_a_closed_model_is_freed_without_a_collection_and_on_anoth
     async def test(registry: Registry, opener: FakeOpener) -> None:
         await registry.load(LoadRequest(model="1"))
         held = weakref.ref(opener.opened.pop())
+        # What it would collect needs no collection.
+        monkeypatch.setattr(registry_module, "COLLECTIONS", SimpleNamespace(collect=lambda: None))
         monkeypatch.setattr(registry_module, "free_memory", lambda: freed.append((get_ident(), held() is None)))
         gc.disable()
         try:
@@ -268,6 +272,16 @@ def test_the_memory_of_a_closed_model_is_freed_without_a_collection_and_on_anoth
         monkeypatch.undo()
 
     run(test)
+
+
+def test_complete_collections_are_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, collected = 100.0, list[float]()
+    monkeypatch.setattr(garbage, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(garbage, "gc", SimpleNamespace(collect=lambda: collected.append(now)))
+    collections = garbage.SeldomCollections()
+    for now in (100.0, 129.0, 130.0, 131.0, 159.0, 160.0):  # noqa: B007
+        collections.collect()
+    assert collected == [130.0, 160.0]
 
 
 def test_a_model_that_loads_does_not_sleep() -> None:
