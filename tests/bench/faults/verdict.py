@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from .faults import Fault
+from .faults import BROKEN, Fault
 from .load import Outcome
 from .questions import Question
 
@@ -56,11 +56,13 @@ class Verdict:
         ]
 
     def repeated(self) -> list[str]:
-        """Ids of requests that were answered other than once. One whose front end was killed has no line."""
+        """Ids of requests that were answered other than once. One whose front end was killed has no line, also if the
+        answer was complete by then.
+        """
         found = []
         for each in self.outcomes:
             count = self.answered.get(each.request_id, 0)
-            if count > 1 or (count == 0 and each.text is not None):
+            if count > 1 or (count == 0 and each.text is not None and not self._is_cut(each)):
                 found.append(f"{each.request_id}: {count}")
         return found
 
@@ -109,6 +111,9 @@ class Verdict:
 
     def _is_equal(self, outcome: Outcome) -> bool:
         return outcome.text is not None and outcome.question.same(outcome.text, self.expected[outcome.question])
+
+    def _is_cut(self, outcome: Outcome) -> bool:
+        return any(self._explains(fault, replace(outcome, code=BROKEN)) for fault in self.faults)
 
     @staticmethod
     def _explains(fault: Fault, outcome: Outcome) -> bool:
