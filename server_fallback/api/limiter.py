@@ -86,7 +86,9 @@ class _Use:
         self.reserved = 0.0
 
     def wait_seconds(self, tokens: float, per_minute: float) -> float:
-        """The time until so many tokens are there: until they are new, or any moment if running requests have them."""
+        """How long to wait for this number of tokens: until the minute renews them, or a second if running requests may
+        give theirs back.
+        """
         missing = tokens - self.tokens.left
         return 1.0 if missing <= self.reserved else 60 * missing / per_minute
 

@@ -68,7 +68,7 @@ class Decider:
         tokens = sum(len(row.prompt) + sum(map(len, row.answers)) for row in rows)
         await call.expect(tokens)
         logprobs = await self._logprobs(rows, call)
-        return answer_of(self.model, request, logprobs, tokens)
+        return answer_of(self.model, request, asked, logprobs, tokens)
 
     async def _rows(self, messages: Sequence[Message], asked: Sequence[Mapping[str, Any]]) -> list[Row]:
         template = self.model.tokenizer.chat_template
@@ -172,11 +172,16 @@ class Decider:
 
 
 def answer_of(
-    model: TextModel, request: DecideRequest, logprobs: Sequence[Sequence[float]], tokens: int
+    model: TextModel,
+    request: DecideRequest,
+    asked: Sequence[Mapping[str, Any]],
+    logprobs: Sequence[Sequence[float]],
+    tokens: int,
 ) -> DecideResponse:
-    """The answer to a request, from the log-probabilities of each of its prompts, which have so many tokens in all."""
+    """The answer to a request whose questions were ``asked``, from the log-probabilities of each of its prompts.
+    ``tokens``: of all prompts together.
+    """
     questions, reading = questions_of(request), reading_of(request, model.model)
-    asked = SharedScript.of_thread().ask("askedQuestions", questions, reading)
     decisions = SharedScript.of_thread().ask("readDecisions", questions, logprobs, reading)
     return DecideResponse(
         id=f"decide-{uuid4().hex}",

@@ -40,13 +40,13 @@ class DecisionExecutor(EncoderExecutor):
         assert self.model.classifier.decision is not None
         script, questions = SharedScript.of_thread(), questions_of(request)
         # Before anything is computed.
-        script.ask("askedQuestions", questions, reading_of(request, self.model.model))
+        asked = script.ask("askedQuestions", questions, reading_of(request, self.model.model))
         prompts = script.ask("headPrompts", questions, asdict(self.model.classifier.decision))
         state = self._state(request)
         texts = [await self._prompt({"state": state, "question": each["question"]}, call) for each in prompts]
         rows = (await self.encode(texts, call)).tolist()
         logprobs = script.ask("headLogprobs", prompts, rows)
-        return answer_of(self.model, request, logprobs, sum(len(text.ids) for text in texts))
+        return answer_of(self.model, request, asked, logprobs, sum(len(text.ids) for text in texts))
 
     def _state(self, request: DecideRequest) -> str | list[dict[str, str]]:
         messages = messages_of(request)

@@ -439,7 +439,7 @@ async def _close(entry: ModelEntry, executor: Executor) -> None:
 
 
 def _free_memory() -> None:
-    """On another thread, so that no answer waits. What is closed needs no garbage collection, which stops them all."""
+    """Return it on another thread, so that no answer waits. A collection stops all of them, so it is seldom."""
     COLLECTIONS.collect()
     # Without effect at the end of the process, when the loop has no threads any more.
     with suppress(RuntimeError):

@@ -106,10 +106,15 @@ def read_given(file: Path) -> Given:
     if (
         not isinstance(choices, list)
         or not choices
-        or not all(isinstance(each, dict) and each.get("index") == index for index, each in enumerate(choices))
+        or not all(isinstance(each, dict) and _is_at(each.get("index"), place) for place, each in enumerate(choices))
     ):
         raise RequestError(f"{file}: its choices are not those of an answer; pass the answer as the server sent it")
     return Given(receipts, choices, parts, _unchecked(value, choices))
+
+
+def _is_at(index: object, place: int) -> bool:
+    # JSON's true is not the number 1.
+    return type(index) is int and index == place
 
 
 def _unchecked(answer: Mapping[str, Any], choices: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -114,7 +114,7 @@ class Library:
         reached: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Run all launches, without Python's lock. ``scalars`` are the values for the launches' scalar locations.
-        ``reached`` is called with the index of each of ``stops``, after so many launches.
+        Each of ``stops`` is a number of launches, after which ``reached`` is called with its index.
         """
         launches.arguments["value"][launches.scalars] = scalars
         start = 0

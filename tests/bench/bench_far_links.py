@@ -50,7 +50,7 @@ OTHERS = 16
 NEVER = 0.001
 # Far is asked for the first time if near would take over two seconds.
 EXPLORED_SECONDS = 3.0
-# After so many answers, the speed that a client has been given counts for two percent of what it expects.
+# After this number of answers, the speed that a client was given first counts for two percent of what it expects.
 WARM_ANSWERS = 10
 
 

@@ -166,7 +166,7 @@ async function openCandidate(
   }
 }
 
-/** What a probe says of the options. Throws DeviceError if it refuses the bundle. */
+/** The options with what a probe says of them. Throws DeviceError if it refuses the bundle. */
 async function probed(address: BundleAddress, signal: AbortSignal, given: LoadOptions): Promise<LoadOptions> {
   const { probe, gpu } = given;
   const { refusals = [], fit: found } = (await probe?.(address, { gpu, signal })) ?? {};
