@@ -520,10 +520,12 @@ def test_a_prefill_worker_that_is_stopped_or_killed_costs_no_answer(
     before, request = workers.state, completion(301, prompt=prompt(301, 250))
     assert workers.run(killed(request)) == workers.run(answer_of(workers.alone, request))
     process.wait()
+    # What the worker had sent arrives, and that is nearly all where this process was slow to read.
+    missing = 240 - (workers.state.tokens - before.tokens)
+    assert workers.fallbacks("broken") - before.fallbacks.get("broken", 0) == (missing >= 32)
     request = completion(302)
     assert workers.run(answer_of(workers.apart, request)) == workers.run(answer_of(workers.alone, request))
     assert workers.state.transfers > before.transfers
-    assert workers.fallbacks("broken") > before.fallbacks.get("broken", 0)
     assert workers.fallbacks("unreachable") > 0
     assert workers.apart.state().engine.kv_usage == 0
     workers.run(until(lambda: workers.state.answering == 0))
