@@ -114,7 +114,11 @@ async def read_request(reader: asyncio.StreamReader) -> Received | None:
     if not head:
         return None
     first, *lines = head.decode().strip().split("\r\n")
-    method, path, _ = first.split(" ")
+    try:
+        method, path, _ = first.split(" ")
+    except ValueError as error:
+        # A router tries HTTP/2 first, whose greeting is no request.
+        raise ConnectionError(f"no request: {first!r}") from error
     headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
     data = await reader.readexactly(int(headers.get("content-length", 0)))
     return Received(method, path, headers, json.loads(data) if data else None)

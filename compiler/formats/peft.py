@@ -90,21 +90,31 @@ def read_adapter(folder: Path, manifest: Manifest) -> dict[str, FloatArray]:
             f"{folder / CONFIG}: has rank {config.widest}, but the bundle accepts ranks up to {manifest.lora.rank}; "
             f"compile it with --lora-rank {config.widest}"
         )
+    matrices = read_matrices(folder)
+    for module, _ in matrices:
+        if text_name(module) not in manifest.lora.modules:
+            known = ", ".join(sorted({each.rsplit(".", 1)[1] for each in manifest.lora.modules}))
+            raise RequestError(
+                f"{folder}: adapts {module}; of {manifest.model}, adapters can change {known} of its layers alone"
+            )
+    return fill_states(folder, manifest, config, matrices)
+
+
+def read_matrices(folder: Path) -> dict[tuple[str, str], SafetensorsTensor]:
+    """By module and letter, without their values. Raises CheckpointError, and UnsupportedModel for tensors that are no
+    matrices of a projection, such as those of an embedding.
+    """
     matrices: dict[tuple[str, str], SafetensorsTensor] = {}
     for name, tensor in read_safetensors(folder / WEIGHTS).items():
         match = TENSOR.fullmatch(name)
-        if match is None:
+        # The projection to the vocabulary is computed by a kernel of its own, and often shares the embedding's weights.
+        if match is None or match["module"].rsplit(".", 1)[-1] == "lm_head":
             raise UnsupportedModel(
-                f"{folder / WEIGHTS}: tensor {name!r} is not a LoRA matrix; only adapters of projections are supported"
-            )
-        if text_name(match["module"]) not in manifest.lora.modules:
-            known = ", ".join(sorted({module.rsplit(".", 1)[1] for module in manifest.lora.modules}))
-            raise RequestError(
-                f"{folder}: adapts {match['module']}, which {manifest.model} does not have; "
-                f"adapters can change {known} of its layers"
+                f"{folder / WEIGHTS}: tensor {name!r} is not a LoRA matrix of a layer's projection, and no other is "
+                "supported; train the adapter without it, or merge it into its model with PEFT's merge_and_unload"
             )
         matrices[match["module"], match["letter"]] = tensor
-    return fill_states(folder, manifest, config, matrices)
+    return matrices
 
 
 def adapter_id(folder: Path) -> str:

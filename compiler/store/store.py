@@ -282,13 +282,14 @@ class Store:
         return model
 
     def _adapter_files(self, folder: Path) -> Files:
-        from ..formats.peft import CONFIG, WEIGHTS, read_config
+        from ..formats.peft import CONFIG, WEIGHTS, read_config, read_matrices
 
         missing = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
         if missing:
             raise CheckpointError(f"{folder}: has no {missing[0]}; pass the folder of a LoRA adapter in PEFT's format")
         require_inside(folder, (CONFIG, WEIGHTS))
         read_config(folder)
+        read_matrices(folder)
         return self.files.copy({name: folder / name for name in (CONFIG, WEIGHTS)}, "adapter")
 
     def _remove_source(self, model: StoredModel) -> int:

@@ -11,9 +11,11 @@ from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fake_hub import fake_hub
 from huggingface_hub import constants
+from safetensors.numpy import save_file
 from server_thread import serving
 
 from nearfar.compiler.bundle.folder import Bundle, open_any
@@ -24,7 +26,7 @@ from nearfar.compiler.publish import fetch
 from nearfar.compiler.publish.card import Measured
 from nearfar.compiler.publish.pull import fetch_catalog
 from nearfar.compiler.publish.site import SiteOptions, Source, write_site
-from nearfar.compiler.runtime.errors import CheckpointError, RequestError, Unavailable
+from nearfar.compiler.runtime.errors import CheckpointError, RequestError, Unavailable, UnsupportedModel
 from nearfar.compiler.store.bundles import HeldBundle, bundles_folder, evict_bundles, note_source
 from nearfar.compiler.store.model import Changes, Files, StoredMessage, require_possible
 from nearfar.compiler.store.names import StoreName, UnknownModel
@@ -121,7 +123,13 @@ def test_an_adapter_is_stored_and_sets_the_rank(store: Store, tmp_path: Path) ->
     with pytest.raises(CheckpointError, match=r"has no adapter_config.json; pass the folder of a LoRA adapter"):
         store.create("adapted", "demo", Changes(adapter=adapter))
     (adapter / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 8}')
-    (adapter / "adapter_model.safetensors").write_bytes(b"weights")
+    matrix = np.zeros((4, 8), np.float32)
+    for name in ("base_model.model.model.embed_tokens.lora_embedding_A", "base_model.model.lm_head.lora_A.weight"):
+        save_file({name: matrix}, adapter / "adapter_model.safetensors")
+        with pytest.raises(UnsupportedModel, match=f"{name}' is not a LoRA matrix of a layer's projection"):
+            store.create("adapted", "demo", Changes(adapter=adapter))
+    name = "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"
+    save_file({name: matrix}, adapter / "adapter_model.safetensors")
     model = store.create("adapted", "demo", Changes(adapter=adapter))
     shutil.rmtree(adapter)
     assert compile_fields(model, store, {"lora_rank": 0}) == {"lora_rank": 4}

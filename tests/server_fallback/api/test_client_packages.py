@@ -6,24 +6,21 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, lacks
+from installed_packages import node_with, python_with
 
 pytestmark = pytest.mark.exhaustive
 
-FOLDER = ROOT / "build/client-packages"
 PYTHON_PACKAGES = (
     *("openai", "openai-agents", "pydantic-ai-slim[openai,anthropic]", "litellm", "langchain-openai"),
     *("langchain-anthropic", "langchain-ollama", "anthropic", "ollama", "llm", "llm-ollama"),
 )
 NODE_PACKAGES = ("ai", "@ai-sdk/openai", "@ai-sdk/anthropic", "ollama")
-INSTALL_SECONDS, SECONDS = 900, 240
+SECONDS = 240
 QUESTION, ANSWER = "what is 27 + 58?", "27 + 58 = 85"
 
 # By what it shows, a script that prints each text that it got, as a line of JSON. ADDRESS is the server's.
@@ -137,33 +134,13 @@ def address() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def python() -> Path:
     """A Python with the packages. Their newest versions are installed once for this list."""
-    return installed("python", PYTHON_PACKAGES) / "bin/python"
+    return python_with(*PYTHON_PACKAGES)
 
 
 @pytest.fixture(scope="module")
 def node() -> Path:
     """The folder with the packages for Node.js."""
-    if shutil.which("npm") is None:
-        lacks("npm is not installed")
-    return installed("node", NODE_PACKAGES)
-
-
-def installed(kind: str, packages: tuple[str, ...]) -> Path:
-    folder = FOLDER / kind
-    stamp = folder / "packages.json"
-    if stamp.is_file() and json.loads(stamp.read_text()) == list(packages):
-        return folder
-    shutil.rmtree(folder, ignore_errors=True)
-    command: list[str | Path]
-    if kind == "python":
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=INSTALL_SECONDS)
-        command = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
-    else:
-        folder.mkdir(parents=True)
-        command = ["npm", "install", "--prefix", folder, "--no-audit", "--no-fund", "--silent", *packages]
-    subprocess.run(command, check=True, timeout=INSTALL_SECONDS)
-    stamp.write_text(json.dumps(packages))
-    return folder
+    return node_with(*NODE_PACKAGES)
 
 
 def environment(address: str, home: Path) -> dict[str, str]:

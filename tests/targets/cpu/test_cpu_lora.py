@@ -27,6 +27,7 @@ CompileTiny = Callable[..., Path]
 # Token ids of three sequences, and the slot of each one's adapter.
 PROMPTS = {-1: [5, 9, 2, 77, 31], 0: [400, 3, 3, 8, 250, 17], 1: [60, 61]}
 LIMITS = Limits(tokens=16, sequences=3, rows=3, pages=6, adapters=2)
+EMBEDDING = "base_model.model.model.embed_tokens.lora_embedding_A"
 
 
 @pytest.fixture(scope="module")
@@ -169,9 +170,14 @@ def test_a_file_that_is_not_an_adapter_of_the_model_is_refused(
         with pytest.raises(error, match=says):
             read_adapter(folder, bundle.manifest)
 
-    refused(UnsupportedModel, "'lm_head.lora' is not a LoRA matrix", **{"lm_head.lora": tensors[first]})
+    for name in ("lm_head.lora", "base_model.model.lm_head.lora_A.weight", EMBEDDING):
+        refused(UnsupportedModel, f"'{name}' is not a LoRA matrix of a layer's projection", **{name: tensors[first]})
     elsewhere = "base_model.model.model.layers.9.mlp.up_proj.lora_A.weight"
-    refused(RequestError, "adapts model.layers.9.mlp.up_proj, which .* does not have", **{elsewhere: tensors[first]})
+    refused(
+        RequestError,
+        "adapts model.layers.9.mlp.up_proj; of .*, adapters can change down_proj, ",
+        **{elsewhere: tensors[first]},
+    )
     safetensors.numpy.save_file({name: tensor for name, tensor in tensors.items() if name != first}, file)
     with pytest.raises(CheckpointError, match="has lora_B but not the other matrix"):
         read_adapter(folder, bundle.manifest)
