@@ -1,16 +1,23 @@
-"""How many tokens a request to another server may take. Its tokenizer is not known here, so those of the prompt are
-estimated from its characters, as OpenAI does for its own limits. Pictures and sounds are not counted.
+"""How many tokens a request to another server may take. Its tokenizer is not known here, so those of its texts are
+estimated from their characters, as OpenAI does for its own limits. Pictures and sounds are not counted.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from itertools import zip_longest
+from typing import Any
 
 from pydantic_core import to_jsonable_python
 
 from ..schema.chat import ChatCompletionRequest
 from ..schema.completions import AnswerRequest, CompletionRequest
+from ..schema.decide import DecideRequest
+from ..schema.embeddings import EmbeddingRequest
+from ..schema.encoding import EncodingRequest, text_of
+from ..schema.rerank import RerankRequest
+from ..schema.score import ClassifyRequest, ScoreRequest
 from .upstream_bounds import bounds_of
 
 CHARACTERS_PER_TOKEN = 4
@@ -28,6 +35,37 @@ def expected_tokens(request: AnswerRequest, context: int | None) -> tuple[int, f
     if most is None:
         return tokens, bounds.choices * max(0, context - tokens) if context else math.inf
     return tokens, bounds.choices * most
+
+
+def expected_text_tokens(request: EncodingRequest | DecideRequest, context: int | None) -> int:
+    """Of a request whose answer is no text. What a server truncates counts as far as it is read."""
+    if isinstance(request, DecideRequest):
+        read = (request.context or "", *(message.text for message in request.messages or ()))
+        return sum(_of(*read, _written(question)) for question in request.questions.values())
+    most = request.truncate_prompt_tokens
+    if most == -1 or (most is None and request.truncate):
+        most = context or None
+    return sum(tokens if most is None else min(tokens, most) for tokens in _of_inputs(request))
+
+
+def _of_inputs(request: EncodingRequest) -> list[int]:
+    """Of each text or pair that the model reads."""
+    match request:
+        case RerankRequest(query=query, documents=documents):
+            return [_of(query, text_of(document)) for document in documents]
+        case ScoreRequest(text_1=first, text_2=second):
+            firsts, seconds = (given if isinstance(given, list) else [given] for given in (first, second))
+            return [_of(*pair) for pair in zip_longest(firsts, seconds, fillvalue=firsts[0] if firsts else "")]
+        case ClassifyRequest(input=texts, labels=list(labels), hypothesis_template=template):
+            hypotheses = [_of(template or "", label) for label in labels]
+            return [tokens + hypothesis for tokens in _of_each(texts) for hypothesis in hypotheses]
+    assert isinstance(request, EmbeddingRequest | ClassifyRequest)
+    return _of_each(request.input)
+
+
+def _of_each(texts: str | list[str] | list[int] | list[list[int]]) -> list[int]:
+    given: list[Any] = [texts] if isinstance(texts, str) or isinstance(next(iter(texts), None), int) else texts
+    return [_of(each) if isinstance(each, str) else len(each) for each in given]
 
 
 def _of_prompt(request: CompletionRequest) -> int:

@@ -28,7 +28,7 @@ from ..text.attachments import has_media, recordings
 from ..text.output import Changed, Output
 from .dialect import Dialect, generation_body, health_path, other_body
 from .executor import Call, Executor, ExecutorState, Opening
-from .expected_tokens import expected_tokens
+from .expected_tokens import expected_text_tokens, expected_tokens
 from .prefill_placement import PrefillPlacement
 from .prefill_workers import PrefillWorkers
 from .relay import Relay
@@ -283,6 +283,8 @@ class UpstreamExecutor:
     async def _value(self, path: str, request: OtherRequest, call: Call) -> Any:
         """The JSON value of the first replica that answers."""
         self._require_route(path)
+        if not isinstance(request, TokenizeRequest | DetokenizeRequest):
+            await call.expect(expected_text_tokens(request, self._context))
         body = other_body(request, self._model, self._options.dialect)
         tried = list[Upstream]()
         while True:

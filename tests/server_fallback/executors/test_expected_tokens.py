@@ -9,13 +9,21 @@ from typing import Any
 
 import pytest
 from answers import whole
+from fake_openai import FakeOpenAI
 from fake_source import executor
 from local_requests import CALL, chat_request, run
+from opened_upstreams import with_upstream
 
 from nearfar.compiler.runtime.errors import Unavailable
-from nearfar.server_fallback.executors.expected_tokens import expected_tokens
+from nearfar.server_fallback.executors.executor import Call
+from nearfar.server_fallback.executors.expected_tokens import expected_text_tokens, expected_tokens
+from nearfar.server_fallback.executors.upstream_executor import UpstreamExecutor
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest
 from nearfar.server_fallback.schema.completions import CompletionRequest
+from nearfar.server_fallback.schema.decide import DecideRequest
+from nearfar.server_fallback.schema.embeddings import EmbeddingRequest
+from nearfar.server_fallback.schema.rerank import RerankRequest
+from nearfar.server_fallback.schema.score import ClassifyRequest, ScoreRequest
 
 
 def test_our_own_executor_expects_exactly_what_the_answers_may_take(tmp_path: Path) -> None:
@@ -80,3 +88,44 @@ def test_tools_and_calls_are_part_of_the_prompt() -> None:
     tokens, most = expected_tokens(request, None)
     assert 200 < tokens < 260
     assert most == 1
+
+
+LONG = "a" * 40
+QUESTION = {"type": "yes_no", "question": "b" * 4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "found"),
+    [
+        (EmbeddingRequest, {"input": LONG}, 10),
+        (EmbeddingRequest, {"input": [LONG, "b"]}, 11),
+        (EmbeddingRequest, {"input": [1, 2, 3]}, 3),
+        (EmbeddingRequest, {"input": [[1, 2, 3], [4]]}, 4),
+        (EmbeddingRequest, {"input": ["a" * 800, LONG], "truncate": True}, 110),
+        (EmbeddingRequest, {"input": ["a" * 800, LONG], "truncate_prompt_tokens": -1}, 110),
+        (EmbeddingRequest, {"input": [LONG, "b"], "truncate_prompt_tokens": 7}, 8),
+        (RerankRequest, {"query": "b" * 4, "documents": [LONG, {"text": LONG, "other": "c" * 99}]}, 22),
+        (ScoreRequest, {"text_1": "b" * 4, "text_2": [LONG, LONG]}, 22),
+        (ScoreRequest, {"text_1": ["b" * 4, ""], "text_2": [LONG, LONG]}, 21),
+        (ClassifyRequest, {"input": [LONG, LONG]}, 20),
+        (ClassifyRequest, {"input": [LONG], "labels": ["b" * 4, "c" * 8], "hypothesis_template": "d {}"}, 25),
+        (DecideRequest, {"context": LONG, "questions": {"one": QUESTION, "two": QUESTION}}, 40),
+        (DecideRequest, {"messages": [{"role": "user", "content": LONG}], "questions": {"one": QUESTION}}, 20),
+    ],
+)
+def test_texts_for_other_servers_are_estimated(kind: Any, body: dict[str, Any], found: int) -> None:
+    assert expected_text_tokens(kind.model_validate({"model": "m", **body}), 100) == found
+
+
+def test_nothing_is_sent_to_another_server_that_a_limit_does_not_allow() -> None:
+    server = FakeOpenAI()
+
+    async def refuse(prompt: int, most: float) -> None:
+        raise Unavailable(f"{prompt} and {most}")
+
+    async def check(executor: UpstreamExecutor) -> None:
+        with pytest.raises(Unavailable, match="10 and 0"):
+            await executor.embed(EmbeddingRequest(model="m", input=LONG), Call("r", expect_tokens=refuse))
+
+    with_upstream(check, server)
+    assert not server.received
