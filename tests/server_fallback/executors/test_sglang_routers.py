@@ -53,7 +53,7 @@ async def routing(arguments: tuple[str, ...], workers: list[Worker], folder: Pat
     """The router's address."""
     program, *options = arguments
     # Both packages have a program with the name smg.
-    command = [python_with(program).parent / program, "launch", *options]
+    command: list[str | Path] = [python_with(program).parent / program, "launch", *options]
     port, metrics = free_ports(2)
     command += ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)]
     command += ["--worker-urls", *(worker.url for worker in workers)]
