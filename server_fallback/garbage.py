@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 
 COLLECTION_SECONDS = 30.0
 # A parameter of glibc's mallopt(3), and its value.
@@ -61,5 +62,6 @@ def free_memory() -> None:
         trim(0)
 
 
+@cache
 def _of_glibc(name: str) -> Callable[..., int] | None:
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode
 
@@ -49,6 +49,8 @@ class Connection(HttpToolsProtocol):
         self._write_timeout_seconds = write_timeout_seconds
         self._in_header = False
         self._header_bytes = 0
+        # A client may send further requests while an answer is being written.
+        self._unanswered: set[RequestResponseCycle] = set()
         self.has_room = True
         self._silent: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
@@ -67,6 +69,15 @@ class Connection(HttpToolsProtocol):
                 timer.cancel()
         self._open_connections.release(self.transport)
         super().connection_lost(exc)
+        # uvicorn ends only the last one.
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        # A request refers to its connection, which would be kept with its TLS buffers of 300 kB until the garbage
+        # collector runs. A running answer ends without them.
+        self._unanswered.clear()
+        self.pipeline.clear()
+        self.cycle = self.scope = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -92,8 +103,11 @@ class Connection(HttpToolsProtocol):
             self._silent.cancel()
             self._silent = None
         super().on_headers_complete()
+        if self.cycle is not None:
+            self._unanswered.add(self.cycle)
 
     def on_response_complete(self) -> None:
+        self._unanswered = {each for each in self._unanswered if not each.response_complete}
         super().on_response_complete()
         if self.transport.is_closing():
             self._cut_off_later()

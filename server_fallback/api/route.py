@@ -119,6 +119,8 @@ class KeyedRoute(APIRoute):
             try:
                 return await handler(request)
             except RequestValidationError as error:
+                # It refers to the frame that raised it, which refers to it and to the request's connection.
+                error.__traceback__ = None
                 raise validation_error(error.errors(), error.body) from None
 
         return keyed

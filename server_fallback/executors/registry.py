@@ -115,6 +115,7 @@ class Registry:
                 await self.elsewhere.publish()
             return await task
         finally:
+            del task  # See `_result`.
             await self.elsewhere.publish()
 
     async def _changed(self, change: ModelChange) -> ModelCard | None:
@@ -140,16 +141,16 @@ class Registry:
         if self.closed:
             raise Unavailable(SHUTTING_DOWN)
         name = request.name or default_name(request.model)
-        entry, loading = self._table.get(name), self._loads.get(name)
-        if entry is not None and loading is not None and entry.model == request.model:
-            return await _result(loading)
-        self._table.require_free([name, *request.aliases])
-        entry = ModelEntry(name, request.model, int(time.time()), aliases=list(request.aliases))
-        self._table.put(entry)
-        loading = self._loads[name] = asyncio.create_task(self._load(entry))
-        # If no caller waits any more, nothing else retrieves the exception.
-        loading.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await _result(loading)
+        entry = self._table.get(name)
+        if entry is None or name not in self._loads or entry.model != request.model:
+            self._table.require_free([name, *request.aliases])
+            entry = ModelEntry(name, request.model, int(time.time()), aliases=list(request.aliases))
+            self._table.put(entry)
+            loading = self._loads[name] = asyncio.create_task(self._load(entry))
+            # If no caller waits any more, nothing else retrieves the exception.
+            loading.add_done_callback(lambda task: task.cancelled() or task.exception())
+            del loading  # See `_result`.
+        return await _result(self._loads[name])
 
     async def open_apart(self, request: LoadRequest) -> ModelEntry:
         """Open a model that no name finds until `swap`, or `close_apart`. Raises the errors of `load`."""
@@ -270,7 +271,10 @@ class Registry:
         waking = asyncio.ensure_future(self._wake(self._table.find(name)))
         self._wakes.add(waking)
         waking.add_done_callback(self._wakes.discard)
-        await _result(waking)
+        try:
+            await _result(waking)
+        finally:
+            del waking  # See `_result`.
 
     async def _wake(self, entry: ModelEntry) -> None:
         async with entry.moving:
@@ -427,6 +431,10 @@ async def _result(opening: asyncio.Task[Result]) -> Result:
         if not opening.cancelled():
             raise
         raise Unavailable(SHUTTING_DOWN) from None
+    finally:
+        # Its error refers to this frame. Each would keep the other, with the model that was refused, until the garbage
+        # collector runs.
+        del opening
 
 
 async def _close(entry: ModelEntry, executor: Executor) -> None:

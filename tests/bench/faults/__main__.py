@@ -1,4 +1,5 @@
-"""`make faults`: 32 clients of five APIs ask two real servers while faults hit these.
+"""`make faults`: 32 clients of five APIs ask two real servers, and a gateway with workers, while
+faults hit these.
 
     make faults MINUTES=10
 
@@ -23,9 +24,9 @@ from rich.console import Console
 from .faults import Faults
 from .load import Load
 from .questions import questions
-from .servers import Server, servers
+from .servers import DECODE, PREFILL, Server, servers
 from .verdict import BUGS, Verdict
-from .watch import Memory, end, left_over
+from .watch import Memory, end, left_over, transfers
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -48,7 +49,10 @@ def main() -> None:
 
 
 def run(running: Mapping[str, Server], seconds: float, clients: int, seed: int) -> Verdict:
-    load, faults, memory = Load(running, questions()), Faults(running, seed), Memory(running)
+    asked = questions()
+    load, faults = Load(running, asked), Faults(running, seed)
+    # The prefill worker is started again and again.
+    memory = Memory({name: server for name, server in running.items() if name != PREFILL})
 
     async def work() -> None:
         until = time.monotonic() + seconds
@@ -59,8 +63,11 @@ def run(running: Mapping[str, Server], seconds: float, clients: int, seed: int) 
     asyncio.run(work())
     memory.stop()
     wrong = [*faults.mistakes, *(each for server in running.values() for each in left_over(server))]
-    wrong += [each for server in running.values() for each in end(server)]
-    answered = Counter(line["request_id"] for server in running.values() for line in server.lines("request"))
+    prefilled = transfers(running[DECODE])
+    wrong += [each for server in reversed([*running.values()]) for each in end(server)]
+    # A gateway's requests are in the logs of its workers, too.
+    answering = [running[name] for name in {question.server for question in asked}]
+    answered = Counter(line["request_id"] for server in answering for line in server.lines("request"))
     bugs = [f"{server.name}: {line}" for server in running.values() for event in BUGS for line in server.lines(event)]
     return Verdict(
         seconds=seconds,
@@ -69,6 +76,7 @@ def run(running: Mapping[str, Server], seconds: float, clients: int, seed: int) 
         left=load.left,
         faults=faults.happened,
         answered=answered,
+        transfers=prefilled,
         growth=memory.growth(),
         memory=memory.samples,
         wrong=wrong,

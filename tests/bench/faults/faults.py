@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import psutil  # type: ignore[import-untyped]
 from waiting import until, wait_until
 
 from .questions import EMBEDDING, MODEL, STORED
-from .servers import ADMIN_KEY, FRONT_ENDS, Server
+from .servers import ADMIN_KEY, DECODE, FRONT_ENDS, PREFILL, Server
 
 # The code of a connection or a stream that broke off.
 BROKEN = "broken"
@@ -22,6 +23,8 @@ FRONT_END, ENGINE, WORKER = "front_ends.front_end", "engine_process.process", "_
 # An engine's process that fails more than five times without a minute of work between them is not started again.
 MOST_ENGINE_KILLS, KILL_MEMORY_SECONDS = 4, 70.0
 PAUSE_SECONDS = 1.0
+# The time in which the children of a killed process end.
+END_SECONDS = 20.0
 # A request may fail that a fault reaches a moment before or after it happens.
 MARGIN_SECONDS = 2.0
 
@@ -46,6 +49,10 @@ EXPLAINED: Mapping[str, Sequence[str]] = {
     "front end killed": (BROKEN,),
     # An event of /v1/responses has one of OpenAI's codes.
     "engine killed": ("unavailable", "device_error", "server_error"),
+    # The decode worker computes what its prefill worker does not.
+    "prefill worker killed": (),
+    "engine of the prefill worker killed": (),
+    "cache of the decode worker emptied": (),
     "worker killed": ("chat_template", "chat template", "grammar"),
     "keys changed": ("invalid_api_key", "does not know this API key"),
     "certificate changed": (),
@@ -59,13 +66,16 @@ EXPLAINED: Mapping[str, Sequence[str]] = {
 
 @dataclass
 class Faults:
-    """Hits both servers until ``until_time``, one fault at a time for each of them."""
+    """Hits the servers until ``until_time``, one fault at a time for each of them; those of workers count as their
+    gateway's.
+    """
 
     servers: Mapping[str, Server]
     seed: int
     happened: list[Fault] = field(default_factory=list)
     mistakes: list[str] = field(default_factory=list)
-    _engine_kills: list[float] = field(default_factory=list)
+    # By server.
+    _engine_kills: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     async def run(self, until_time: float) -> None:
         of_models = (
@@ -86,9 +96,17 @@ class Faults:
             ("models created and removed", self._create_and_remove),
             ("unloaded", self._unload),
         )
+        of_gateway = (
+            ("prefill worker killed", self._kill_prefill_worker),
+            ("engine of the prefill worker killed", self._kill_prefill_engine),
+            ("engine killed", self._kill_decode_engine),
+            ("cache of the decode worker emptied", self._empty_cache),
+            ("worker killed", self._kill_decode_template),
+        )
         await asyncio.gather(
             self._hit(self.servers["models"], of_models, until_time),
             self._hit(self.servers["store"], of_store, until_time),
+            self._hit(self.servers["gateway"], of_gateway, until_time),
         )
 
     async def _hit(
@@ -120,18 +138,60 @@ class Faults:
         await asyncio.to_thread(_wait_until_ready, server)
 
     async def _kill_engine(self, server: Server, rng: random.Random) -> None:
-        now = time.monotonic()
-        if self._engine_kills and now - self._engine_kills[-1] >= KILL_MEMORY_SECONDS:
-            self._engine_kills.clear()
-        if len(self._engine_kills) >= MOST_ENGINE_KILLS:
-            return
-        self._engine_kills.append(now)
-        await _kill(server, ENGINE, rng)
-        await asyncio.to_thread(_wait_until_ready, server)
+        if self._may_kill_engine(server):
+            await _kill(server, ENGINE, rng)
+            await asyncio.to_thread(_wait_until_ready, server)
+
+    def _may_kill_engine(self, server: Server) -> bool:
+        kills, now = self._engine_kills[server.name], time.monotonic()
+        if kills and now - kills[-1] >= KILL_MEMORY_SECONDS:
+            kills.clear()
+        if len(kills) >= MOST_ENGINE_KILLS:
+            return False
+        kills.append(now)
+        return True
 
     async def _kill_worker(self, server: Server, rng: random.Random) -> None:
         """One that renders chat templates or reads grammars."""
         await _kill(server, WORKER, rng)
+
+    # --- workers of a gateway ---
+
+    async def _kill_prefill_worker(self, gateway: Server, rng: random.Random) -> None:
+        """The whole server, while it computes prompts. A service manager starts it again."""
+        prefill = self.servers[PREFILL]
+        await self._empty_cache(gateway, rng)
+        await asyncio.sleep(rng.random() / 2)
+        processes = prefill.processes()
+        prefill.process.kill()
+        await asyncio.to_thread(prefill.process.wait)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, processes, END_SECONDS)
+        assert not alive, f"the prefill worker left {alive}"
+        await asyncio.sleep(rng.random())
+        prefill.start()
+        await until(prefill.is_ready)
+
+    async def _kill_prefill_engine(self, gateway: Server, rng: random.Random) -> None:
+        prefill = self.servers[PREFILL]
+        if self._may_kill_engine(prefill):
+            await self._empty_cache(gateway, rng)
+            await asyncio.sleep(rng.random() / 2)
+            await _kill(prefill, ENGINE, rng)
+            await until(prefill.is_ready)
+
+    async def _kill_decode_engine(self, gateway: Server, rng: random.Random) -> None:
+        decode = self.servers[DECODE]
+        if self._may_kill_engine(decode):
+            await _kill(decode, ENGINE, rng)
+            await until(lambda: decode.is_ready() and gateway.is_ready())
+
+    async def _kill_decode_template(self, gateway: Server, rng: random.Random) -> None:  # noqa: ARG002
+        await _kill(self.servers[DECODE], WORKER, rng)
+
+    async def _empty_cache(self, gateway: Server, rng: random.Random) -> None:  # noqa: ARG002
+        """Each prompt is computed by the prefill worker once more."""
+        with self.servers[DECODE].client() as client:
+            (await asyncio.to_thread(client.post, f"/reset_prefix_cache?model={MODEL}")).raise_for_status()
 
     # --- files ---
 

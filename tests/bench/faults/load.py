@@ -12,7 +12,7 @@ from uuid import UUID
 import httpx
 
 from .faults import BROKEN
-from .questions import NotAnAnswer, Question, error_code
+from .questions import ALONE_AT, NotAnAnswer, Question, error_code
 from .servers import Server
 
 # Percentages of the requests that hang up half-way, that set a keep_alive if their API has one, and of a client's
@@ -50,7 +50,7 @@ class Load:
             async with _client(server) as client:
                 # One model after the other, so that each of the store's is loaded once.
                 for question in sorted(self.questions, key=lambda each: str(each.body["model"])):
-                    if question.server == server.name:
+                    if ALONE_AT.get(question.server, question.server) == server.name:
                         outcome = await _ask(client, question, question.body, "alone", server.keys[0])
                         assert outcome.text is not None, outcome
                         answers[question] = outcome.text

@@ -1,4 +1,5 @@
-"""What the clients ask: greedy questions in five APIs, and how the text of an answer is read from each.
+"""What the clients ask: greedy questions in five APIs, also with long prompts, which a prefill worker computes; and how
+the text of an answer is read from each.
 
 An answer is read strictly: a stream that lacks its end, or has two, is not an answer.
 """
@@ -23,6 +24,10 @@ TEXTS = (
     "what is the capital of France?",
 )
 MAX_TOKENS = 40
+# Prompts of several pages, of which a prefill worker computes all but the last.
+LONG_TEXTS = tuple(" ".join([*(f"{text} {number}." for number in range(6)), text]) for text in TEXTS)
+# The server whose answers count, for one whose answers several processes make.
+ALONE_AT = {"gateway": "models"}
 # Of the numbers of an embedding, whose length is 1.
 MOST_DIFFERENCE = 1e-4
 
@@ -57,21 +62,25 @@ def questions() -> tuple[Question, ...]:
 def _questions() -> Iterator[Question]:
     for place, text in enumerate(TEXTS):
         stream = place % 2 == 0
-        messages = [{"role": "user", "content": text}]
         common = {"temperature": 0, "stream": stream}
-        chat = {"messages": messages, "max_tokens": MAX_TOKENS, **common}
-        response = {"input": text, "max_output_tokens": MAX_TOKENS, **common}
-        for server, model in (("models", MODEL), ("models", ALIAS), ("store", STORED[place % 3])):
-            named = {"model": model}
+        for server, model, asked in (
+            ("models", MODEL, text),
+            ("models", ALIAS, text),
+            ("store", STORED[place % 3], text),
+            ("gateway", MODEL, LONG_TEXTS[place]),
+        ):
+            messages = [{"role": "user", "content": asked}]
+            chat = {"model": model, "messages": messages, "max_tokens": MAX_TOKENS, **common}
+            response = {"model": model, "input": asked, "max_output_tokens": MAX_TOKENS, **common}
             read_chat = chat_stream if stream else chat_text
-            yield Question("chat", server, "/v1/chat/completions", named | chat, read_chat)
+            yield Question("chat", server, "/v1/chat/completions", chat, read_chat)
             read_response = response_stream if stream else response_text
-            yield Question("responses", server, "/v1/responses", named | response, read_response)
+            yield Question("responses", server, "/v1/responses", response, read_response)
             read_message = message_stream if stream else message_text
-            yield Question("messages", server, "/v1/messages", named | chat, read_message)
+            yield Question("messages", server, "/v1/messages", chat, read_message)
         body = {
             "model": STORED[(place + 1) % 3],
-            "messages": messages,
+            "messages": [{"role": "user", "content": text}],
             "stream": stream,
             "options": {"temperature": 0, "num_predict": MAX_TOKENS},
         }

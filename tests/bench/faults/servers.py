@@ -1,5 +1,6 @@
-"""The servers that the faults hit, both with TLS, keys and a configuration in a file: one of two front ends with named
-models, and one of the model store, whose memory holds two of its three models.
+"""The servers that the faults hit, all with TLS, keys and a configuration in a file: one of two front ends with named
+models, one of the model store, whose memory holds two of its three models, and a gateway before a decode worker with
+its prefill worker.
 """
 
 from __future__ import annotations
@@ -37,14 +38,19 @@ ADMIN_KEY, CLIENT_KEYS = "the-admins-key", tuple(f"key-of-clients-{number}" for 
 KV_BYTES = 16_000_000
 CONTEXTS = dict(zip(STORED, (256, 384, 512), strict=True))
 # Stored responses fill their room in the first minute, so that they do not count as growth.
-COMMON = f"""
-target = "cpu"
-kv_memory = {KV_BYTES}
+COMMON = """
 tls_cert = "cert.pem"
 tls_key = "key.pem"
 drain_seconds = 60
 response_memory = "100KB"
 """
+LOCAL = f"""
+target = "cpu"
+kv_memory = {KV_BYTES}
+"""
+# A gateway and its workers. A prompt of two pages is long here.
+PREFILL, DECODE, GATEWAY = "prefill", "decode", "gateway"
+PREFILL_TOKENS, KEY_VARIABLE = 32, "NEARFAR_KEY_OF_WORKERS"
 FRONT_ENDS = 2
 # Both load their models at the same time, on a machine that may have other work.
 START_SECONDS = 600.0
@@ -109,6 +115,13 @@ class Server:
         cert.replace(self.folder / "cert.pem")
         shutil.rmtree(made)
 
+    def start(self) -> None:
+        """Start its process, again at the address that it had."""
+        port = httpx.URL(self.url).port if self.url else 0
+        command = [*NEARFAR, "serve", "--config", str(self.folder / "nearfar.toml"), "--port", str(port)]
+        with self.log.open("ab") as log, (self.folder / "printed").open("ab") as printed:
+            self.process = subprocess.Popen(command, stdout=printed, stderr=log)
+
     def hang_up(self) -> dict[str, Any]:
         """Let it read its files again. Returns the line of its log about that."""
         size = self.log.stat().st_size
@@ -126,18 +139,35 @@ class Server:
 
 @contextmanager
 def servers(folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str, Server]]:
-    """Both, ready, by their names. ``environment`` is added to that of this process."""
+    """All of them, ready, by their names. ``environment`` is added to that of this process."""
     # Also for the store that this process fills, and the models that it compiles.
     os.environ.update(environment, NEARFAR_CACHE=str(folder / "cache"))
-    named = (
-        f'models = ["{MODEL}", "{EMBEDDING}"]\nfront_ends = {FRONT_ENDS}\n{COMMON}\n[aliases]\n{ALIAS} = "{MODEL}"\n'
-    )
-    on_use = f"memory = {_make_store()}\nkeep_alive = 2\n{COMMON}"
+    os.environ[KEY_VARIABLE] = CLIENT_KEYS[0]
+    local = LOCAL + COMMON
+    named = f'models = ["{MODEL}", "{EMBEDDING}"]\nfront_ends = {FRONT_ENDS}\n{local}\n[aliases]\n{ALIAS} = "{MODEL}"\n'
+    on_use = f"memory = {_make_store()}\nkeep_alive = 2\n{local}"
     with ExitStack() as stack:
         started = {}
         for name, options in (("models", named), ("store", on_use)):
             started[name] = stack.enter_context(_server(name, folder / name, options))
         for server in started.values():
+            _wait_until_serves(server)
+        # Certificates of the workers, which trust each other.
+        trusted = folder / "workers.pem"
+        trusted.write_bytes(b"")
+        for name in (PREFILL, DECODE, GATEWAY):
+            options = f'tls_ca = "{trusted}"\n{COMMON}'
+            if name == GATEWAY:
+                options += f'executor = "upstream"\ndialect = "nearfar"\nupstream = ["{started[DECODE].url}"]\n'
+                options += f'upstream_api_key_env = "{KEY_VARIABLE}"\n'
+            else:
+                options += f'models = ["{MODEL}"]\nrole = "{name}"\n{LOCAL}'
+            if name == DECODE:
+                options += f'prefill_from = ["{started[PREFILL].url}"]\nprefill_api_key_env = "{KEY_VARIABLE}"\n'
+                options += f"prefill_tokens = {PREFILL_TOKENS}\n"
+            server = started[name] = stack.enter_context(_server(name, folder / name, options))
+            with trusted.open("ab") as file:
+                file.write((server.folder / "cert.pem").read_bytes())
             _wait_until_serves(server)
         yield started
 
@@ -166,12 +196,10 @@ def _make_store() -> int:
 def _server(name: str, folder: Path, options: str) -> Iterator[Server]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    command = [*NEARFAR, "serve", "--config", str(folder / "nearfar.toml"), "--port", "0"]
-    with (folder / "log").open("wb") as log, (folder / "printed").open("wb") as printed:
-        server = Server(name, folder, options, None)  # type: ignore[arg-type]
-        server.renew_certificate()
-        server.write()
-        server.process = subprocess.Popen(command, stdout=printed, stderr=log)
+    server = Server(name, folder, options, None)  # type: ignore[arg-type]
+    server.renew_certificate()
+    server.write()
+    server.start()
     try:
         yield server
     finally:

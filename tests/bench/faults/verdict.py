@@ -28,8 +28,9 @@ class Criterion:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``answered``: how many lines of requests each id has in the logs. ``growth`` is that of memory by server, None
-    for a run that is too short to measure it. ``wrong``: what is left over at the end, and other findings.
+    """``answered``: how many lines of requests each id has in the logs. ``transfers`` is what the decode worker
+    counted. ``growth`` is that of memory by server, None for a run that is too short to measure it. ``wrong``: what is
+    left over at the end, and other findings.
     """
 
     seconds: float
@@ -38,6 +39,7 @@ class Verdict:
     left: int
     faults: Sequence[Fault]
     answered: Mapping[str, int]
+    transfers: Mapping[str, float]
     growth: Mapping[str, float | None]
     memory: Mapping[str, Sequence[tuple[float, int]]]
     wrong: Sequence[str]
@@ -70,11 +72,13 @@ class Verdict:
         equal = sum(self._is_equal(each) for each in self.outcomes)
         failed = sum(each.text is None for each in self.outcomes)
         unexplained, repeated = self.unexplained(), self.repeated()
+        prefilled = self.transfers.get("transfer_tokens", 0.0)
         rows = [
             Criterion("answers equal to those given alone", f"{equal:,}", equal > 0 and not self.differences()),
             Criterion("failures that no fault explains", f"{len(unexplained)} of {failed}", not unexplained),
             Criterion("requests answered other than once", str(len(repeated)), not repeated),
             Criterion("pages, sequences, processes and other findings", str(len(self.wrong)), not self.wrong),
+            Criterion("tokens of prompts from the prefill worker", f"{prefilled:,.0f}", prefilled > 0),
             Criterion("lines of the logs about bugs", str(len(self.bugs)), not self.bugs),
         ]
         for name, growth in self.growth.items():
@@ -91,6 +95,7 @@ class Verdict:
             "failures": dict(Counter(each.code[:60] for each in self.outcomes if each.text is None)),
             "faults": dict(Counter(f"{each.server}: {each.name}" for each in self.faults)),
             "findings": [*self.differences(), *self.unexplained(), *self.repeated(), *self.wrong, *self.bugs][:200],
+            "transfers": self.transfers,
             "memory": self.memory,
         }
 

@@ -91,12 +91,24 @@ def left_over(server: Server) -> list[str]:
     with server.client() as client:
         # Of the store's models, some may not be loaded.
         for name in (
-            (MODEL,) if server.name == "models" else [each["id"] for each in client.get("/v1/models").json()["data"]]
+            (MODEL,) if server.name != "store" else [each["id"] for each in client.get("/v1/models").json()["data"]]
         ):
             client.post(f"/reset_prefix_cache?model={name}")
     with suppress(AssertionError):
         wait_until(lambda: not held())
     return held()
+
+
+def transfers(decode: Server) -> dict[str, float]:
+    """What a decode worker counted: "transfers", "transfer_tokens" and "fallbacks"."""
+    with decode.client() as client:
+        metrics = client.get("/metrics").text
+    found: dict[str, float] = {}
+    for name, value in re.findall(
+        r"^nearfar:prefill_(transfers|transfer_tokens|fallbacks)_total\{.*\} (.+)$", metrics, re.M
+    ):
+        found[name] = found.get(name, 0.0) + float(value)
+    return found
 
 
 def end(server: Server) -> list[str]:

@@ -20,7 +20,7 @@ from waiting import WAIT_SECONDS, wait_until
 
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.api.config import ApiConfig
-from nearfar.server_fallback.api.connection import MAX_FRAMES, MAX_HEADER_BYTES
+from nearfar.server_fallback.api.connection import MAX_FRAMES, MAX_HEADER_BYTES, Connection
 from nearfar.server_fallback.api.server import bind
 
 CROWDED = ApiConfig(max_connections=8)
@@ -108,6 +108,30 @@ def test_a_connection_that_stays_open_keeps_no_model(port: int, models: FakeMode
                 assert client.post("/v1/chat/completions", json=body).status_code == 200
                 del models.loaded["brief"]
                 wait_until(lambda held=held: held() is None)  # type: ignore[misc]
+    finally:
+        gc.enable()
+
+
+def test_a_closed_connection_is_freed_without_a_garbage_collection(port: int, models: FakeModels) -> None:
+    """With TLS, each has buffers of 300 kB."""
+
+    def held() -> int:
+        return sum(type(each) is Connection for each in gc.get_objects())
+
+    models.fake = FakeExecutor(pieces=["a"] * 1000, delay_seconds=0.005)
+    gc.disable()
+    try:
+        before = held()
+        for body, status in (({**HI, "model": "brief"}, 200), ({"wrong": 1}, 400), ({**HI, "model": "none"}, 404)):
+            models.loaded["brief"] = FakeExecutor()
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_SECONDS) as client:
+                assert client.post("/v1/chat/completions", json=body).status_code == status
+        for stream in (True, False):
+            with connect(port) as sock:
+                sock.sendall(request({**HI, "stream": stream}) * 2)
+                wait_until(lambda: models.fake.open == 1)
+            wait_until(lambda: models.fake.open == 0)
+        wait_until(lambda: held() <= before)
     finally:
         gc.enable()
 
