@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import replace
-from typing import TypeVar
 
-from nearfar.compiler.runtime.batch import Array
 from nearfar.compiler.runtime.errors import DeadlineExceeded, DeviceError, NearfarError
 from nearfar.compiler.runtime.runner import Output
 
@@ -34,15 +31,15 @@ from .page_blocks import LayeredRunner
 from .page_exports import PageExports
 from .prefix_traffic import PrefixTraffic
 from .request import GeneratedToken, PromptLogprobs
+from .runner_calls import RunnerCalls
 from .scheduler import Scheduler
 from .sequence import FINISHED, Sequence
 from .speculation import Drafter
 from .stats import EngineStats, RequestRecord
 from .step import Event, Step
 from .step_inputs import StepInputs
-from .step_runner import StepRunner, device_errors
+from .step_runner import StepRunner
 
-T = TypeVar("T")
 # The engine gives up a device that fails more often than this without a successful step in between.
 MAX_FAILURES = 3
 # If more than one running sequence in this many is in lockstep, steps that hold all sequences give more tokens than
@@ -68,7 +65,8 @@ class EngineLoop:
         self.adapters = Adapters(limits.adapters)
         self._drafting = Drafting(drafter, config.speculation, model.context)
         self.scheduler = Scheduler(scheduler_config(limits, runner.groups, model, config.patience_steps))
-        self._inputs = StepInputs(limits, model, self.write_state)
+        self.call = RunnerCalls(runner)
+        self._inputs = StepInputs(limits, model, self.call.write_state)
         self._answers: dict[Sequence, Answer] = {}
         # By adapter and prompt: the sequence from whose pages later sequences with the same prompt start.
         self._leaders: dict[tuple[object, ...], Sequence] = {}
@@ -82,8 +80,8 @@ class EngineLoop:
             runner,
             model,
             config.kv_tiers,
-            self._call,
-            lambda: len(self._open),
+            self.call,
+            self._open.__len__,
             inbox.resume,
         )
         self._tiers = self.prefixes.tiers
@@ -92,15 +90,11 @@ class EngineLoop:
             self.scheduler,
             self.prefixes.read_parts,
             self._outbox.send_now,
-            self._exported,
             layered=isinstance(runner, LayeredRunner),
         )
         self._failures = 0
         # Whether the runner computes a step before `submit` returns.
         self._submit_waits = True
-        # Time of this turn that is not the engine's overhead: in the runner and the drafter, and for waking event
-        # loops.
-        self._other_seconds = 0.0
         self._counts, self._requests = EngineStats(), RequestRecord()
 
     def run(self) -> None:
@@ -270,7 +264,7 @@ class EngineLoop:
 
     def _turn(self) -> None:
         """Submit steps ahead, deliver what the last turn read, then read the oldest step."""
-        started, self._other_seconds = time.perf_counter(), 0.0
+        started, self.call.other_seconds = time.perf_counter(), 0.0
         self._expire()
         if self._masks.pending:
             self._collect_masks()
@@ -281,7 +275,7 @@ class EngineLoop:
         if self._open:
             step, future = self._open.popleft()
             try:
-                output = self._call(future.result)
+                output = self.call(future.result)
             except NearfarError as error:
                 answers = (self._answers.get(row.sequence) for row in step.rows)
                 self._recover([answer for answer in answers if answer is not None], error)
@@ -299,7 +293,7 @@ class EngineLoop:
             self._inbox.wait(POLL_SECONDS)
         if self._images.is_due(others_run=bool(self.scheduler.running)):
             self._encode_images()
-        self._counts.overhead_seconds += time.perf_counter() - started - self._other_seconds
+        self._counts.overhead_seconds += time.perf_counter() - started - self.call.other_seconds
 
     def _depth(self) -> int:
         """How many steps may be open. A second one has no rows for sequences in lockstep."""
@@ -318,19 +312,8 @@ class EngineLoop:
             started = time.perf_counter()
             if not self._drafting.draft(guesses):
                 self._counts.recoveries += 1
-            self._other_seconds += time.perf_counter() - started
+            self.call.other_seconds += time.perf_counter() - started
         return self.scheduler.next()
-
-    def _call(self, call: Callable[..., T], *arguments: object) -> T:
-        """Call the runner, whose time is not part of the engine's overhead. Its exceptions become NearfarErrors,
-        usually DeviceError.
-        """
-        started = time.perf_counter()
-        try:
-            with device_errors(self._runner.device):
-                return call(*arguments)
-        finally:
-            self._other_seconds += time.perf_counter() - started
 
     def _submit(self, step: Step) -> Future[Output]:
         """Submit a step to the device. Errors go to the future."""
@@ -338,14 +321,14 @@ class EngineLoop:
         try:
             for group, pairs in enumerate(step.copies):
                 if pairs:
-                    self._call(self._runner.copy_pages, pairs, group)
+                    self.call(self._runner.copy_pages, pairs, group)
             batch = self._inputs.batch(step, self._answers)
             self._counts.steps += 1
             self._counts.computed_tokens += len(batch.token_ids)
             self._requests.step(len(batch.token_ids))
             if self._submit_waits:
                 self._send()
-            future: Future[Output] = self._call(self._runner.submit, batch)
+            future: Future[Output] = self.call(self._runner.submit, batch)
             self._submit_waits = future.done()
             self.exports.submitted(step)
             return future
@@ -353,10 +336,6 @@ class EngineLoop:
             failed: Future[Output] = Future()
             failed.set_exception(error)
             return failed
-
-    def write_state(self, name: str, slot: int, values: Array) -> None:
-        """`StepRunner.write_state`, on this thread."""
-        self._call(self._runner.write_state, name, slot, values)
 
     # --- pages for other servers ---
 
@@ -367,7 +346,7 @@ class EngineLoop:
         steps = [step for step, _ in self._open]
         try:
             self.exports.submitted(steps[-1] if steps else None)
-            return self.exports.committed(steps)
+            return self.exports.committed(steps, self._exported)
         except NearfarError as error:
             self._recover(self.exports.answers, error)
             return True
@@ -460,7 +439,7 @@ class EngineLoop:
         started = time.perf_counter()
         for answer in self._outbox.send():
             self._end(answer, None)
-        self._other_seconds += time.perf_counter() - started
+        self.call.other_seconds += time.perf_counter() - started
 
     def _encode_images(self) -> None:
         """Compute the features of a few images, after the steps that are open."""
@@ -469,7 +448,7 @@ class EngineLoop:
         for answer in self._images.waiting_for(images):
             answer.start()
         try:
-            rows = self._call(self._images.encode, images)
+            rows = self.call(self._images.encode, images)
         except NearfarError as error:
             self._recover(self._images.waiting_for(images), error)
         else:
@@ -481,7 +460,7 @@ class EngineLoop:
         again and again.
         """
         # The steps that follow were computed on pages with unknown contents.
-        self._call(wait, [future for _, future in self._open])
+        self.call(wait, [future for _, future in self._open])
         self._open.clear()
         self._tiers.drop()
         for answer in failed:

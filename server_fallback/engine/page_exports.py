@@ -66,9 +66,9 @@ class Read:
 
 
 class PageExports:
-    """Belongs to the engine's thread. ``read`` is the runner's, ``deliver`` passes a part of a block to its answer, on
-    any thread, and ``end`` is called with an answer whose last block was delivered. ``tokens`` and ``bytes`` count what
-    was delivered. ``layered``: the runner reads parts while it computes.
+    """Belongs to the engine's thread. ``read`` is the runner's, and ``deliver`` passes a part of a block to its answer,
+    on any thread. ``tokens`` and ``bytes`` count what was delivered. ``layered``: the runner reads parts while it
+    computes.
     """
 
     def __init__(
@@ -76,11 +76,10 @@ class PageExports:
         scheduler: Scheduler,
         read: ReadParts,
         deliver: Callable[[Answer, PageBlock], None],
-        end: Callable[[Answer], None],
         *,
         layered: bool = False,
     ) -> None:
-        self._scheduler, self._read_parts, self._end = scheduler, read, end
+        self._scheduler, self._read_parts = scheduler, read
         self._deliver, self._blocks = deliver, LAYERED_BLOCKS if layered else 1
         self._most_open = OPEN_STEPS * scheduler.config.max_tokens
         self._exports: dict[Answer, Export] = {}
@@ -122,9 +121,9 @@ class PageExports:
                 self._read(export, step)
             self._hold(export)
 
-    def committed(self, open_steps: Collection[Step]) -> bool:
-        """Deliver the blocks of steps that are done, and end the answers that have all of theirs. Whether there were
-        any. Raises the runner's errors.
+    def committed(self, open_steps: Collection[Step], end: Callable[[Answer], None]) -> bool:
+        """Deliver the blocks of steps that are done, and ``end`` the answers that have all of theirs. Whether there
+        were any. Raises the runner's errors.
         """
         before, waiting = self.tokens, {id(step) for step in open_steps}
         while self._reads and id(self._reads[0].step) not in waiting:
@@ -139,7 +138,7 @@ class PageExports:
         ended = [export for export in self._exports.values() if export.delivered == export.end]
         for export in ended:
             self._scheduler.finish(export.sequence, "length")
-            self._end(export.answer)
+            end(export.answer)
         return self.tokens > before or bool(ended)
 
     def reset(self) -> None:

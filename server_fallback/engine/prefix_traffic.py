@@ -53,7 +53,9 @@ class PrefixTraffic:
         if options.any:
             self._require_readable_pages()
         tiers = open_tiers(options, model.bundle, activation, kv.kinds, kv.page_size)
-        self.tiers = TierTraffic(kv, tiers, self.read_pages, self.write_pages, resume)
+        # No methods of this object, to which the tiers would refer as it does to them; see `RunnerCalls`.
+        read, write = partial(call, runner.read_pages), partial(call, runner.write_pages)
+        self.tiers = TierTraffic(kv, tiers, read, write, open_steps, resume)
         # Answers whose prompts are looked up in the tiers.
         self.fetching = set[Answer]()
         # What other servers have computed.
@@ -75,7 +77,7 @@ class PrefixTraffic:
     def write(self, pages: RetainedPages) -> int:
         """See `TokenEngine.write_prefix`."""
         adapter = self._adapters.with_digest(pages.adapter).key if pages.adapter else None
-        return write_retained(self._kv, self.write_pages, pages, adapter)
+        return write_retained(self._kv, self.tiers.write_pages, pages, adapter)
 
     def cached_tokens(self, token_ids: Items[int], adapter: str | None) -> int:
         """See `TokenEngine.cached_tokens`."""
@@ -85,7 +87,7 @@ class PrefixTraffic:
     def write_block(self, write: BlockWrite) -> bool:
         """See `page_imports.write_block`. Raises RequestError, and DeviceError."""
         block, adapter = write.block, self._adapter_key(write.adapter)
-        write_pages = self.write_pages if block.parts == 1 else self._write_layers
+        write_pages = self.tiers.write_pages if block.parts == 1 else self._write_layers
         is_written = write_block(self._kv, write_pages, write.token_ids, block, adapter)
         if is_written:
             self.imported_tokens += block.end - block.start
@@ -127,11 +129,6 @@ class PrefixTraffic:
         data: Future[bytes] = self._call(self._runner.read_pages, units)
         return data
 
-    def write_pages(self, units: Items[Items[int]], data: bytes) -> None:
-        """`StepRunner.write_pages`, on this thread, after what the pages held was stored."""
-        self.tiers.flush_evicted(self._open_steps())
-        self._call(self._runner.write_pages, units, data)
-
     def read_parts(self, units: Items[Items[int]]) -> list[Future[bytes]]:
         """`LayeredRunner.read_layers` of the step that was submitted last, on this thread; for other runners one part,
         `read_pages`.
@@ -142,7 +139,7 @@ class PrefixTraffic:
         return parts
 
     def _write_layers(self, units: Items[Items[int]], data: bytes) -> None:
-        """As `write_pages`, for the parts of a block. Raises RequestError for a runner without parts."""
+        """As `TierTraffic.write_pages`, for the parts of a block. Raises RequestError for a runner without parts."""
         if not isinstance(self._runner, LayeredRunner):
             raise RequestError(f"{self._runner.device} reads whole pages; a block that has parts is another target's")
         self.tiers.flush_evicted(self._open_steps())

@@ -56,8 +56,8 @@ class Read:
 
 
 class TierTraffic:
-    """Belongs to the engine's thread. Without ``tiers`` it does nothing. ``resume`` lets that thread call a function
-    soon, from any thread.
+    """Belongs to the engine's thread. Without ``tiers`` it does nothing but `write_pages`. ``open_steps`` returns how
+    many steps have been submitted and not read. ``resume`` lets that thread call a function soon, from any thread.
     """
 
     def __init__(
@@ -66,9 +66,11 @@ class TierTraffic:
         tiers: Tiers | None,
         read: ReadPages,
         write: WritePages,
+        open_steps: Callable[[], int],
         resume: Callable[[Callable[[], None]], None],
     ) -> None:
-        self._kv, self._tiers, self._read, self._write, self._resume = kv, tiers, read, write, resume
+        self._kv, self._tiers, self._read, self._write = kv, tiers, read, write
+        self._open_steps, self._resume = open_steps, resume
         # The units to store in order, and those of them that were evicted since the last call of the runner.
         self._pending: dict[Unit, UnitName] = {}
         self._evicted: dict[Unit, UnitName] = {}
@@ -168,6 +170,11 @@ class TierTraffic:
         self._generation += 1
         return (lambda: None) if self._tiers is None else self._tiers.clear
 
+    def write_pages(self, units: Items[Items[int]], data: bytes) -> None:
+        """`StepRunner.write_pages`, after what the pages held was stored."""
+        self.flush_evicted(self._open_steps())
+        self._write(units, data)
+
     def close(self, *, stores: bool) -> None:
         """End the threads of the tiers. ``stores``: with what was to be stored; all steps have succeeded."""
         if self._tiers is None:
@@ -177,6 +184,8 @@ class TierTraffic:
             wait([read.stored for read in reads if read.stored is not None])
         self._pending = {}
         self._tiers.close()
+        for kind in self._kv.kinds:
+            kind.forgotten = None
 
     def _forgotten(self, kind: int, unit: int) -> None:
         """The cache has given up a unit, which may be written from the next step on."""
@@ -273,7 +282,7 @@ class TierTraffic:
             if len(found) < len(units):
                 return
             data = b"".join(found)
-        if write_block(self._kv, self._write, keys, PageBlock(start, len(keys), data), adapter):
+        if write_block(self._kv, self.write_pages, keys, PageBlock(start, len(keys), data), adapter):
             self._restored += len(keys) - start
 
     def _cached(self, keys: Items[int], limit: int, adapter: str | None) -> int:

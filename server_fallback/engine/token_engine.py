@@ -185,7 +185,7 @@ class TokenEngine(EngineThread[EngineLoop]):
         Raises RequestError if the name is taken or no slot is free.
         """
         loaded: Future[None] = Future()
-        self._inbox.call(lambda: self._loop.adapters.load(name, states, self._loop.write_state, loaded))
+        self._inbox.call(lambda: self._loop.adapters.load(name, states, self._loop.call.write_state, loaded))
         await asyncio.wrap_future(loaded)
 
     async def unload_adapter(self, name: str) -> None:

@@ -19,7 +19,7 @@ from nearfar.compiler.bundle.manifest import GENERATE
 from nearfar.compiler.runtime.batch import Batch
 from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.runtime.runner import Limits, Output
-from nearfar.server_fallback.engine import engine_loop
+from nearfar.server_fallback.engine import engine_loop, runner_calls
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.request import GeneratedToken, TokenRequest
 
@@ -82,7 +82,8 @@ def test_a_runner_that_computes_in_submit_gets_its_next_step_after_the_last_toke
 def test_the_overhead_includes_delivery_and_leaves_out_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the device moves the loop's clock, and delivery has its own."""
     now = 0.0
-    monkeypatch.setattr(engine_loop, "time", SimpleNamespace(perf_counter=lambda: now, monotonic=time.monotonic))
+    for module in (engine_loop, runner_calls):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now, monotonic=time.monotonic))
 
     class SlowDevice(HashRunner):
         def submit(self, batch: Batch, plan: str = GENERATE) -> Future[Output]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -33,6 +35,7 @@ from nearfar.server_fallback.engine import engine_loop
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
+from nearfar.server_fallback.kv_tiers.options import KvTierOptions
 
 
 def test_an_answer_is_the_models_and_ends_at_max_tokens() -> None:
@@ -332,5 +335,28 @@ def test_a_closed_engine_reports_the_reason_passed_to_close() -> None:
         await engine.close(reason=NearfarError("gone fishing"))
         with pytest.raises(NearfarError, match="gone fishing"):
             await collect(engine)
+
+    run(work())
+
+
+@pytest.mark.parametrize("tiers", [KvTierOptions(), KvTierOptions(host_memory_bytes=1 << 20)], ids=["plain", "tiers"])
+def test_a_closed_engine_is_freed_without_a_garbage_collection(tiers: KvTierOptions) -> None:
+    """With its runner, whose bundle may be large."""
+
+    async def work() -> None:
+        runner = HashRunner(LIMITS, threaded=True)
+        engine = TokenEngine(runner, MODEL, EngineConfig(kv_tiers=tiers))
+        held = [weakref.ref(each) for each in (runner, engine, engine._loop)]
+        gc.disable()
+        try:
+            assert await ids(engine) == await ids(engine)
+            pages = await engine.read_prefix(PROMPT)
+            await engine.reset_prefix_cache()
+            assert await engine.write_prefix(pages) == len(pages.token_ids)
+            await engine.close()
+            del engine, runner
+            await until(lambda: [each() for each in held] == [None] * 3)
+        finally:
+            gc.enable()
 
     run(work())
