@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import cast
@@ -148,26 +149,34 @@ class Body(httpx.AsyncByteStream):
     """The body of an answer: everything that has arrived since the last read, at each read."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        # None once it is closed. httpx's answer refers to itself and to this body, until the garbage collector runs.
+        self._connection: Connection | None = connection
 
     def handle_parts(self, handle: Callable[[bytes], bool]) -> None:
         """Call ``handle`` with each part that arrives while the reader waits for it in `read`, and do not return the
         part if ``handle`` returns True.
         """
-        self._connection.handle = handle
+        self._open_connection().handle = handle
 
     async def read(self, deadline: float | None) -> bytes:
         """The next part; empty at the end. ``deadline`` is a time of `time.monotonic`; None for none. Raises httpx's
         errors, and TimeoutError at the deadline.
         """
-        return await self._connection.read(deadline)
+        return await self._open_connection().read(deadline)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        while part := await self._connection.read(None):
+        while part := await self.read(None):
             yield part
 
     async def aclose(self) -> None:
-        self._connection.done()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.done()
+
+    def _open_connection(self) -> Connection:
+        if self._connection is None:
+            raise httpx.StreamClosed
+        return self._connection
 
 
 class Connection(asyncio.Protocol):
@@ -177,7 +186,8 @@ class Connection(asyncio.Protocol):
         self._owner, self.origin = owner, origin
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._failure: httpx.TransportError | None = None
+        # Makes the error that each read raises. One that was kept would keep its readers, and they this connection.
+        self._failure: Callable[[], httpx.TransportError] | None = None
         self._waiter: asyncio.Future[None] | None = None
         # One timer for all reads of an answer, because starting a timer for each would take longer than reading.
         self._timer: asyncio.TimerHandle | None = None
@@ -188,7 +198,8 @@ class Connection(asyncio.Protocol):
         self._parts = list[bytes]()
         # Handles parts of the answer that is being read; see `Body.handle_parts`.
         self.handle: Callable[[bytes], bool] | None = None
-        self._parser = HttpResponseParser(self)
+        # None once the connection has ended.
+        self._parser: HttpResponseParser | None = HttpResponseParser(self)
         # State of the answer: its headers and its end have arrived, it ends with the connection, another request may
         # follow.
         self._has_head = self._is_complete = self._ends_with_connection = self._keeps_alive = False
@@ -237,7 +248,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         self._stop_timer()
-        self._fail(httpx.ReadError("the connection was closed"))
+        self._fail(httpx.ReadError, "the connection was closed")
         self._owner.forget(self)
         if self._transport is not None:
             self._transport.abort()
@@ -249,10 +260,11 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
+        assert self._parser is not None
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
-            self._fail(httpx.RemoteProtocolError(f"the answer is not HTTP/1.1: {error}"))
+            self._fail(httpx.RemoteProtocolError, f"the answer is not HTTP/1.1: {error}")
             self.close()
             return
         if self._is_handled():
@@ -266,9 +278,11 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._has_head and self._ends_with_connection and exc is None:
             self._is_complete, self._keeps_alive = True, False
-        self._fail(httpx.RemoteProtocolError("the connection ended before the answer did"))
+        self._fail(httpx.RemoteProtocolError, "the connection ended before the answer did")
         self._owner.forget(self)
         self._wake()
+        # It refers to this connection, which would be kept with its TLS buffers until the garbage collector runs.
+        self._parser = None
 
     # --- called by the parser, which also calls `_parts.append` ---
 
@@ -276,6 +290,7 @@ class Connection(asyncio.Protocol):
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        assert self._parser is not None
         self.status = self._parser.get_status_code()
         if 100 <= self.status < 200:
             # The answer itself follows.
@@ -286,7 +301,7 @@ class Connection(asyncio.Protocol):
         self._has_head = True
 
     def on_message_complete(self) -> None:
-        if self._has_head:
+        if self._has_head and self._parser is not None:
             self._is_complete, self._keeps_alive = True, self._parser.should_keep_alive()
 
     def _is_handled(self) -> bool:
@@ -312,12 +327,13 @@ class Connection(asyncio.Protocol):
         self.on_body = self._parts.append
         self._has_head = self._is_complete = self._ends_with_connection = self._keeps_alive = False
         self._is_paused = False
-        self._parser = HttpResponseParser(self)
+        if self._parser is not None:
+            self._parser = HttpResponseParser(self)
 
     async def _wait(self, deadline: float | None = None) -> None:
         """Return when something has arrived, or the deadline has passed. Raises httpx's errors."""
         if self._failure is not None:
-            raise self._failure
+            raise self._failure()
         self._waiter, self._waits_since = self._loop.create_future(), monotonic()
         if self._timer is None or deadline != self._deadline:
             self._deadline = deadline
@@ -336,7 +352,7 @@ class Connection(asyncio.Protocol):
         times = [] if self._read_timeout is None else [since + self._read_timeout]
         if times and times[0] <= now:
             self._timer = None
-            self._fail(httpx.ReadTimeout("nothing arrived in time"))
+            self._fail(httpx.ReadTimeout, "nothing arrived in time")
             return
         if self._deadline is not None:
             if self._deadline <= now:
@@ -350,9 +366,9 @@ class Connection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _fail(self, failure: httpx.TransportError) -> None:
+    def _fail(self, kind: type[httpx.TransportError], message: str) -> None:
         """Keep the first failure for the next read."""
-        self._failure = self._failure or failure
+        self._failure = self._failure or partial(kind, message)
         self._wake()
 
     def _stop_timer(self) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from time import monotonic
 from typing import Any
 
@@ -336,6 +337,36 @@ def test_a_cancelled_request_hangs_up_and_a_closed_client_ends_running_requests(
                 await reading
 
     run(check())
+
+
+def test_a_closed_connection_is_freed_without_a_garbage_collection(run: Any) -> None:
+    """With TLS, each has buffers of 300 kB."""
+
+    def held() -> int:
+        return sum(type(each) is http_transport.Connection for each in gc.get_objects())
+
+    broken = CHUNKED + b"2\r\nhe\r\n"
+
+    async def work() -> None:
+        before = held()
+        # The server ends a connection when it has no answers left.
+        for answers in ((OK, OK), (OK, broken), (b"not HTTP",), ()):
+            async with scripted(answering(*answers)) as (client, url, _):
+                for _ in range(2):
+                    # An error that was kept here would keep its connection.
+                    with suppress(httpx.TransportError):
+                        await client.get(url)
+        async with scripted(answering(broken + b"|" + OK * 1000)) as (client, url, _):
+            async with client.stream("GET", url) as answer:
+                await anext(answer.aiter_raw())
+            del answer
+        await until(lambda: held() == before)
+
+    gc.disable()
+    try:
+        run(work())
+    finally:
+        gc.enable()
 
 
 def test_a_server_that_is_not_there_is_a_connect_error(run: Any) -> None:
