@@ -195,7 +195,7 @@ def test_slow_answers_are_not_silent_ones(run: Any, clock: Clock) -> None:
         received, bodies = 0, list[Body]()
 
         def waits(sent: int) -> bool:
-            return received == sent and any(body._connection._waiter is not None for body in bodies)
+            return received == sent and any(body._open_connection()._waiter is not None for body in bodies)
 
         async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
@@ -204,7 +204,7 @@ def test_slow_answers_are_not_silent_ones(run: Any, clock: Clock) -> None:
                 await until(lambda sent=sent: waits(sent))  # type: ignore[misc]
                 # Less than the limit, which all pauses together exceed.
                 clock.seconds += 0.4 * WAIT_SECONDS
-                bodies[0]._connection._check_time()
+                bodies[0]._open_connection()._check_time()
                 writer.write(b"1\r\nx\r\n")
             writer.write(b"0\r\n\r\n")
             await writer.drain()
@@ -229,10 +229,10 @@ def test_a_part_that_has_arrived_is_not_late_if_the_loop_is(run: Any, clock: Clo
             for part in (b"y", b"z"):
                 reading = asyncio.create_task(body.read(None))
                 await asyncio.sleep(0)
-                body._connection.data_received(b"1\r\n" + part + b"\r\n")
+                body._open_connection().data_received(b"1\r\n" + part + b"\r\n")
                 # Before the reader runs again, the limit passes.
                 clock.seconds += 2 * WAIT_SECONDS
-                body._connection._check_time()
+                body._open_connection()._check_time()
                 assert await reading == part
 
     run(check())
