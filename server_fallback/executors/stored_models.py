@@ -227,8 +227,6 @@ class StoredModels:
                 # It arrived for a request that was cancelled in this moment.
                 load.task.result().entry.users.add(-1)
             raise
-        finally:
-            del load  # See `registry._result`.
 
     def _begin(self, stored: StoredModel) -> EngineLoad:
         load = self._loads[stored.engine_key] = EngineLoad(stored)
