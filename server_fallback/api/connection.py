@@ -73,7 +73,7 @@ class Connection(HttpToolsProtocol):
         for cycle in self._unanswered:
             cycle.disconnected = True
             cycle.message_event.set()
-        # A request refers to its connection, which would be kept with its TLS buffers of 300 kB until the garbage
+        # A request refers to its connection, which would be kept with its TLS buffer of 256 KiB until the garbage
         # collector runs. A running answer ends without them.
         self._unanswered.clear()
         self.pipeline.clear()

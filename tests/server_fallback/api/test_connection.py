@@ -113,7 +113,7 @@ def test_a_connection_that_stays_open_keeps_no_model(port: int, models: FakeMode
 
 
 def test_a_closed_connection_is_freed_without_a_garbage_collection(port: int, models: FakeModels) -> None:
-    """With TLS, each has buffers of 300 kB."""
+    """With TLS, each has buffer of 256 KiB."""
 
     def held() -> int:
         return sum(type(each) is Connection for each in gc.get_objects())

@@ -340,7 +340,7 @@ def test_a_cancelled_request_hangs_up_and_a_closed_client_ends_running_requests(
 
 
 def test_a_closed_connection_is_freed_without_a_garbage_collection(run: Any) -> None:
-    """With TLS, each has buffers of 300 kB."""
+    """With TLS, each has buffer of 256 KiB."""
 
     def held() -> int:
         return sum(type(each) is http_transport.Connection for each in gc.get_objects())

@@ -302,7 +302,7 @@ def test_a_model_that_loads_does_not_sleep() -> None:
 
 
 def test_a_model_that_is_refused_is_freed_without_a_collection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its bundle, of which 33 refusals in half a minute kept 40 MB."""
+    """With its bundle. The next model waits for memory, and is refused, again and again."""
 
     async def test(registry: Registry, opener: FakeOpener) -> None:
         held, prepare = list[weakref.ref[object]](), opener.prepare
