@@ -117,6 +117,8 @@ class Connection(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         self._open_connections.keep(self.transport)
         super().handle_websocket_upgrade()
+        # The transport has another protocol from now on. See `connection_lost`.
+        self.scope = self.parser = None  # type: ignore[assignment]
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()

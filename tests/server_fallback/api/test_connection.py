@@ -20,7 +20,7 @@ from waiting import WAIT_SECONDS, wait_until
 
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.api.config import ApiConfig
-from nearfar.server_fallback.api.connection import MAX_FRAMES, MAX_HEADER_BYTES, Connection
+from nearfar.server_fallback.api.connection import MAX_FRAMES, MAX_HEADER_BYTES, Connection, SocketConnection
 from nearfar.server_fallback.api.server import bind
 
 CROWDED = ApiConfig(max_connections=8)
@@ -116,7 +116,7 @@ def test_a_closed_connection_is_freed_without_a_garbage_collection(port: int, mo
     """With TLS, each has buffer of 256 KiB."""
 
     def held() -> int:
-        return sum(type(each) is Connection for each in gc.get_objects())
+        return sum(type(each) in (Connection, SocketConnection) for each in gc.get_objects())
 
     models.fake = FakeExecutor(pieces=["a"] * 1000, delay_seconds=0.005)
     gc.disable()
@@ -131,6 +131,12 @@ def test_a_closed_connection_is_freed_without_a_garbage_collection(port: int, mo
                 sock.sendall(request({**HI, "stream": stream}) * 2)
                 wait_until(lambda: models.fake.open == 1)
             wait_until(lambda: models.fake.open == 0)
+        with connect(port) as sock:
+            sock.sendall(OPEN_SOCKET)
+            while not sock.recv(4096).endswith(b"\r\n\r\n"):
+                pass
+            sock.sendall(WRONG_MESSAGE)
+            assert b"invalid_json" in read_until_closed(sock)
         wait_until(lambda: held() <= before)
     finally:
         gc.enable()
@@ -208,6 +214,7 @@ OPEN_SOCKET = (
     b"GET /v1/nearfar/verify HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
 )
+WRONG_MESSAGE = b"\x81\x81\0\0\0\0a"
 
 
 @pytest.mark.parametrize(
