@@ -11,8 +11,8 @@ computed from it:
 
     step_costs       seconds of a step that computes ``new_tokens`` of each of ``sequences`` after ``context`` tokens
     transfer         bytes of a token's pages, and seconds by the number of tokens whose pages are sent
-    configurations   workers, requests (arrival_seconds, prompt_tokens, output_tokens, ttft_seconds, tpot_seconds,
-                     end_seconds, error), and their summary
+    configurations   workers, requests (arrival_seconds, prompt_tokens, output_tokens, sent_seconds, ttft_seconds,
+                     tpot_seconds, end_seconds, error), and their summary
 
     python tests/bench/bench_prefill_apart.py --requests 48 --rate 0.8 -o build/bench/prefill_apart.json
 """
@@ -76,9 +76,12 @@ class Request:
 
 @dataclass(slots=True)
 class Result:
+    """``sent_seconds`` after the start the client sent the request, which may be later than its arrival."""
+
     arrival_seconds: float
     prompt_tokens: int
     output_tokens: int
+    sent_seconds: float | None = None
     ttft_seconds: float | None = None
     tpot_seconds: float | None = None
     end_seconds: float | None = None
@@ -247,6 +250,7 @@ class Fleet:
             "ignore_eos": True, "stream": True, "return_token_ids": True,
         }  # fmt: skip
         times: list[float] = []
+        result.sent_seconds = time.perf_counter() - started
         try:
             async with client.stream("POST", f"{self.url}/v1/completions", json=body) as response:
                 if not response.is_success:

@@ -3,8 +3,13 @@ and to a simulation of it.
 
 The servers are real: processes of workers, a gateway, HTTP, the engine and transfers of pages. Their devices are paced
 (`paced_device`): a step takes the time that the costs say, so other work on the machine, or too few cores for all
-workers, do not change what is compared. What a request costs outside the devices is measured with requests that are
-alone.
+workers, do not change what is compared.
+
+What a request costs outside the devices is measured with requests that are alone, each after a pause as long as the
+mean gap between two requests of the load. Without the pause they are faster than any request of the load: on an idle
+machine, the code and the memory that only a new request needs are cold after a second or more, in the client, the
+gateway and the workers. The simulation has the requests at the times at which the client sent them, not at which it
+planned to.
 
     python tests/bench/bench_simulator.py --requests 60 -o tests/bench/results/simulator.json
 """
@@ -66,7 +71,8 @@ PROMPTS = {"short": (32, 128), "long": (768, 1536)}
 OUTPUTS = (24, 64)
 # Between workers on one machine, by HTTP.
 LINK_SPEED = 1e9
-ALONE = 5
+# Prompts that are sent alone. No length is that of another first prompt, because equal ones would be cached.
+ALONE, ALONE_LONG = (range(20, 25), range(25, 30)), range(768, 773)
 # What the table shows, and its factor.
 FIGURES = {
     "first token, mean, ms": ("ttft_mean", 1000), "short prompts, p50": ("ttft_short_p50", 1000),
@@ -142,18 +148,22 @@ def main() -> None:
         requests = make_requests(options.requests, rate, options.seed)
         with ExitStack() as running:
             fleet = Fleet(running, bundle, options.folder, workers)
-            overhead = measure_alone(fleet, pace)
+            asyncio.run(fleet.run([Request(0.0, 10 + index, 2) for index in range(2 * fleet.size)]))
+            at_once = measure_alone(fleet, pace, ALONE[0], 0.0)
+            overhead = measure_alone(fleet, pace, ALONE[1], 1 / rate)
             measured = replace(device, request_seconds=overhead)
-            transfer = measure_transfer(fleet, measured, workers) if workers[0] else 0.0
-            real = real_times(asyncio.run(fleet.run(requests)))
-        simulated = simulate(measured, workers, requests, transfer)
+            transfer = measure_transfer(fleet, measured, workers, 1 / rate) if workers[0] else 0.0
+            results = asyncio.run(fleet.run(requests))
+        real, sent = real_times(results), as_sent(results)
+        simulated = simulate(measured, workers, sent, transfer)
         found["results"][name] = {
             "machine": machine(), "requests": options.requests, "slower": options.slower, "rate": rate,
-            "load": os.getloadavg()[0], "request_seconds": overhead, "transfer_seconds": transfer,
-            "real": asdict(Figures.of(real)), "simulated": asdict(Figures.of(simulated)),
-            # Prompt tokens, and the real and the simulated time to the first token.
+            "load": os.getloadavg()[0], "request_seconds": overhead, "request_seconds_without_pause": at_once,
+            "transfer_seconds": transfer, "real": asdict(Figures.of(real)), "simulated": asdict(Figures.of(simulated)),
+            # When the request was sent, its prompt tokens, and the real and the simulated time to the first token.
             "ttft": [
-                [a.prompt_tokens, round(a.ttft, 4), round(b.ttft, 4)] for a, b in zip(real, simulated, strict=True)
+                [round(at.arrival_seconds, 4), a.prompt_tokens, round(a.ttft, 4), round(b.ttft, 4)]
+                for at, a, b in zip(sent, real, simulated, strict=True)
             ],
         }  # fmt: skip
         options.output.write_text(json.dumps(found, indent=1) + "\n")
@@ -206,38 +216,52 @@ def make_requests(count: int, rate: float, seed: int) -> list[Request]:
     ]
 
 
-def measure_alone(fleet: Fleet, pace: StepCosts) -> float:
-    """The median time to the first token of a short prompt that is alone, beside that of its step."""
-    asyncio.run(fleet.run([Request(0.0, 40 + index, 2) for index in range(2 * fleet.size)]))
-    alone = [asyncio.run(fleet.run([Request(0.0, 50 + index, 2)]))[0] for index in range(ALONE)]
-    beside = [
-        (each.ttft_seconds or 0.0) - pace.seconds(Shape(each.prompt_tokens, 1, 0, each.prompt_tokens**2 // 2))
-        for each in alone
-    ]
-    return max(0.0, statistics.median(beside))
+def measure_alone(fleet: Fleet, pace: StepCosts, lengths: range, pause_seconds: float) -> float:
+    """The median time to the first token of a prompt that is alone, after a pause, beside that of its step."""
+    alone = [time_alone(fleet, length, pause_seconds) for length in lengths]
+    return max(
+        0.0,
+        statistics.median(
+            each.ttft - pace.seconds(Shape(each.prompt_tokens, 1, 0, each.prompt_tokens**2 // 2)) for each in alone
+        ),
+    )
 
 
-def measure_transfer(fleet: Fleet, device: Device, workers: tuple[int, int, int]) -> float:
-    """The median time to the first token of a long prompt that is alone, beside what a simulation has for it: the
-    request to a prefill worker, and the transfer of its pages.
+def measure_transfer(fleet: Fleet, device: Device, workers: tuple[int, int, int], pause_seconds: float) -> float:
+    """The median time to the first token of a long prompt that is alone, after a pause, beside what a simulation has
+    for it: the request to a prefill worker, and the transfer of its pages.
     """
     beside = []
-    for index in range(ALONE):
-        request = Request(0.0, PROMPTS["long"][0] + index, 2)
-        real = asyncio.run(fleet.run([request]))[0].ttft_seconds or 0.0
-        beside.append(real - simulate(device, workers, [request], 0.0)[0].ttft)
+    for length in ALONE_LONG:
+        real = time_alone(fleet, length, pause_seconds)
+        simulated = simulate(device, workers, [Request(0.0, real.prompt_tokens, real.output_tokens)], 0.0)
+        beside.append(real.ttft - simulated[0].ttft)
     return max(0.0, statistics.median(beside))
+
+
+def time_alone(fleet: Fleet, prompt_tokens: int, pause_seconds: float) -> Measured:
+    return real_times(asyncio.run(fleet.run([Request(pause_seconds, prompt_tokens, 2)])))[0]
 
 
 def real_times(results: Sequence[Result]) -> list[Measured]:
+    """The times to the first token are since the request was sent."""
     errors = [each.error for each in results if each.error is not None]
     assert not errors, errors[:3]
     return [
         Measured(
-            each.prompt_tokens, each.output_tokens, each.ttft_seconds or 0.0, each.tpot_seconds, each.end_seconds or 0.0
+            each.prompt_tokens,
+            each.output_tokens,
+            each.arrival_seconds + (each.ttft_seconds or 0.0) - (each.sent_seconds or 0.0),
+            each.tpot_seconds,
+            each.end_seconds or 0.0,
         )
         for each in results
     ]
+
+
+def as_sent(results: Sequence[Result]) -> list[Request]:
+    """The requests, arriving when they were sent."""
+    return [Request(each.sent_seconds or 0.0, each.prompt_tokens, each.output_tokens) for each in results]
 
 
 def simulate(
