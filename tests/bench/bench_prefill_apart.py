@@ -205,11 +205,11 @@ def transfer_cost(path: Path, transfers: dict[str, float]) -> dict[str, float]:
 
 
 class Fleet:
-    """A gateway before (prefill, decode, whole) workers."""
+    """A gateway before (prefill, decode, whole) workers. ``started``: when the last load began, by `perf_counter`."""
 
     def __init__(self, running: ExitStack, bundle: Path, folder: Path, workers: tuple[int, int, int]) -> None:
         prefill, decode, whole = workers
-        self.size, self._model = prefill + decode + whole, bundle.name
+        self.size, self._model, self.started = prefill + decode + whole, bundle.name, 0.0
         common = [str(bundle), "--threads", "1", "--max-sequences", "16"]
 
         def serve(name: str, *arguments: str) -> Process:
@@ -235,16 +235,14 @@ class Fleet:
 
     async def run(self, requests: Sequence[Request]) -> list[Result]:
         async with httpx.AsyncClient(timeout=3600, limits=httpx.Limits(max_connections=None)) as client:
-            started = time.perf_counter()
-            return list(
-                await asyncio.gather(*(self._send(client, each, index, started) for index, each in enumerate(requests)))
-            )
+            self.started = time.perf_counter()
+            return list(await asyncio.gather(*(self._send(client, each, index) for index, each in enumerate(requests))))
 
-    async def _send(self, client: httpx.AsyncClient, request: Request, number: int, started: float) -> Result:
+    async def _send(self, client: httpx.AsyncClient, request: Request, number: int) -> Result:
+        started = self.started
         await asyncio.sleep(max(0.0, started + request.arrival_seconds - time.perf_counter()))
         result = Result(request.arrival_seconds, request.prompt_tokens, request.output_tokens)
-        # No two prompts begin alike, so nothing is cached.
-        prompt = np.random.default_rng((number, request.prompt_tokens)).integers(0, 200, request.prompt_tokens).tolist()
+        prompt = prompt_of(number, request.prompt_tokens)
         body = {
             "model": self._model, "prompt": prompt, "max_tokens": request.output_tokens, "temperature": 0,
             "ignore_eos": True, "stream": True, "return_token_ids": True,
@@ -272,6 +270,12 @@ class Fleet:
         result.end_seconds = times[-1] - started
         result.tpot_seconds = (times[-1] - times[0]) / max(1, len(times) - 1)
         return result
+
+
+def prompt_of(number: int, tokens: int) -> list[int]:
+    """No two prompts begin alike, so nothing is cached."""
+    ids: list[int] = np.random.default_rng((number, tokens)).integers(0, 200, tokens).tolist()
+    return ids
 
 
 def measure_alone(fleet: Fleet, lengths: Sequence[int]) -> dict[int, tuple[float, float]]:

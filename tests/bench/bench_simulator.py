@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import serving_process
@@ -34,6 +35,7 @@ from checkpoints import Shapes, write_checkpoint
 from rich.console import Console
 from rich.table import Table
 from serving_model import token_texts, write_chat_tokenizer
+from simulator_timeline import Stages, Timelines, simulated_stages
 
 from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
@@ -109,11 +111,10 @@ class Figures:
     @staticmethod
     def of(all_measured: Sequence[Measured]) -> Figures:
         first = [each.ttft for each in all_measured]
-        least_long = PROMPTS["long"][0]
         return Figures(
             statistics.mean(first),
-            statistics.median(each.ttft for each in all_measured if each.prompt_tokens < least_long),
-            statistics.median(each.ttft for each in all_measured if each.prompt_tokens >= least_long),
+            statistics.median(each.ttft for each in all_measured if is_short(each)),
+            statistics.median(each.ttft for each in all_measured if not is_short(each)),
             statistics.median(first),
             statistics.quantiles(first, n=10)[-1],
             statistics.median(each.tpot for each in all_measured if each.tpot is not None),
@@ -147,6 +148,8 @@ def main() -> None:
         workers, rate = CONFIGURATIONS[name][0], CONFIGURATIONS[name][1] / options.slower
         requests = make_requests(options.requests, rate, options.seed)
         with ExitStack() as running:
+            timeline = Path(running.enter_context(TemporaryDirectory())) / "engine"
+            os.environ["NEARFAR_PACED_TIMELINE"] = str(timeline)
             fleet = Fleet(running, bundle, options.folder, workers)
             asyncio.run(fleet.run([Request(0.0, 10 + index, 2) for index in range(2 * fleet.size)]))
             at_once = measure_alone(fleet, pace, ALONE[0], 0.0)
@@ -154,12 +157,21 @@ def main() -> None:
             measured = replace(device, request_seconds=overhead)
             transfer = measure_transfer(fleet, measured, workers, 1 / rate) if workers[0] else 0.0
             results = asyncio.run(fleet.run(requests))
+            timelines = Timelines(timeline, fleet.started)
         real, sent = real_times(results), as_sent(results)
-        simulated = simulate(measured, workers, sent, transfer)
+        played = simulate(measured, workers, sent, transfer)
+        simulated = simulated_times(played)
+        stages = [timelines.stages(number, each) for number, each in enumerate(results) if is_short(each)]
         found["results"][name] = {
             "machine": machine(), "requests": options.requests, "slower": options.slower, "rate": rate,
             "load": os.getloadavg()[0], "request_seconds": overhead, "request_seconds_without_pause": at_once,
             "transfer_seconds": transfer, "real": asdict(Figures.of(real)), "simulated": asdict(Figures.of(simulated)),
+            # Of short prompts; see simulator_timeline.py.
+            "stages": {
+                "real": Stages.medians(stages),
+                "simulated": Stages.medians([simulated_stages(each, overhead) for each in played if is_short(each)]),
+            },
+            "behind_the_engine": None if workers[0] else behind_the_engine(device, workers, results, timelines),
             # When the request was sent, its prompt tokens, and the real and the simulated time to the first token.
             "ttft": [
                 [round(at.arrival_seconds, 4), a.prompt_tokens, round(a.ttft, 4), round(b.ttft, 4)]
@@ -234,8 +246,8 @@ def measure_transfer(fleet: Fleet, device: Device, workers: tuple[int, int, int]
     beside = []
     for length in ALONE_LONG:
         real = time_alone(fleet, length, pause_seconds)
-        simulated = simulate(device, workers, [Request(0.0, real.prompt_tokens, real.output_tokens)], 0.0)
-        beside.append(real.ttft - simulated[0].ttft)
+        (simulated,) = simulate(device, workers, [Request(0.0, real.prompt_tokens, real.output_tokens)], 0.0)
+        beside.append(real.ttft - simulated.first_token_seconds)
     return max(0.0, statistics.median(beside))
 
 
@@ -266,7 +278,7 @@ def as_sent(results: Sequence[Result]) -> list[Request]:
 
 def simulate(
     device: Device, workers: tuple[int, int, int], requests: Sequence[Request], transfer_seconds: float
-) -> list[Measured]:
+) -> Sequence[SimulatedRequest]:
     prefill, decode, whole = workers
     link = LinkSpeed(LINK_SPEED, transfer_seconds)
     layout = Layout(device, whole=whole, prefill=prefill, decode=decode, link=link)
@@ -274,10 +286,39 @@ def simulate(
         SimulatedRequest(number, each.arrival_seconds, [Segment(-1 - number, each.prompt_tokens)], each.output_tokens)
         for number, each in enumerate(requests)
     ]
+    return run(layout, arrivals).requests
+
+
+def simulated_times(requests: Sequence[SimulatedRequest]) -> list[Measured]:
     return [
         Measured(each.prompt_tokens, each.output_tokens, each.first_token_seconds, each.token_seconds, each.finish)
-        for each in run(layout, arrivals).requests
+        for each in requests
     ]
+
+
+def behind_the_engine(
+    device: Device, workers: tuple[int, int, int], results: Sequence[Result], timelines: Timelines
+) -> dict[str, float]:
+    """A simulation in which requests arrive when they reached the real engines, so that only the schedulers are
+    compared: how many of the short prompts have their first token within half a step of the real time, and the median
+    difference in seconds, real less simulated.
+    """
+    reached = {number: timelines.at("reached", number, each) for number, each in enumerate(results)}
+    order = sorted(reached, key=lambda number: reached[number])
+    requests = [
+        Request(reached[number], results[number].prompt_tokens, results[number].output_tokens) for number in order
+    ]
+    later = [
+        timelines.at("first", number, results[number]) - each.first
+        for number, each in zip(order, simulate(device, workers, requests, 0.0), strict=True)
+        if is_short(each)
+    ]
+    half = device.costs.linear(1) / 2
+    return {"short": len(later), "alike": sum(abs(each) < half for each in later), "later": statistics.median(later)}
+
+
+def is_short(request: Measured | Result | SimulatedRequest) -> bool:
+    return request.prompt_tokens < PROMPTS["long"][0]
 
 
 def report(found: dict[str, Any]) -> None:
