@@ -1,5 +1,6 @@
 """A device of a known speed: with this folder on PYTHONPATH, each step of a cpu bundle takes as long as the costs in
-NEARFAR_PACED_COSTS say (JSON of `StepCosts`), however busy the machine is, if it would take less.
+NEARFAR_PACED_COSTS say (JSON of `StepCosts`), however busy the machine is, if it would take less. As on a GPU, a step
+that was submitted before the one before it ended begins at that moment, even if this process is scheduled later.
 
 Processes that a server starts inherit both variables. So a real server, with its processes, its scheduler and HTTP, has
 devices whose speed depends on nothing.
@@ -31,15 +32,26 @@ def pace(costs: Mapping[str, Any]) -> None:
     from nearfar.targets.cpu.runner import CpuRunner
 
     paced = StepCosts(tuple((at, cost) for at, cost in costs["knots"]), costs["row"], costs["read"], costs["pair"])
-    compute = CpuRunner._run
+    send, compute = CpuRunner._send, CpuRunner._run
+    # A process has one runner. When the steps that have not begun were submitted, and when the device is free.
+    submitted = deque[float]()
+    free_at = 0.0
+
+    def sent(self: CpuRunner, plan: str, batch: Any, dims: Mapping[str, int], result: Any) -> Any:
+        if isinstance(batch, Batch):
+            submitted.append(time.perf_counter())
+        return send(self, plan, batch, dims, result)
 
     def run(self: CpuRunner, plan: str, batch: Any, dims: Mapping[str, int]) -> None:
-        began = time.perf_counter()
+        nonlocal free_at
+        if not isinstance(batch, Batch):
+            compute(self, plan, batch, dims)
+            return
+        free_at = max(submitted.popleft(), free_at) + paced.seconds(shape_of_batch(batch))
         compute(self, plan, batch, dims)
-        if isinstance(batch, Batch):
-            left = paced.seconds(shape_of_batch(batch)) - (time.perf_counter() - began)
-            time.sleep(max(0.0, left))
+        time.sleep(max(0.0, free_at - time.perf_counter()))
 
+    CpuRunner._send = sent  # type: ignore[method-assign]
     CpuRunner._run = run  # type: ignore[method-assign]
 
 
