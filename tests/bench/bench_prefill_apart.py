@@ -11,8 +11,8 @@ computed from it:
 
     step_costs       seconds of a step that computes ``new_tokens`` of each of ``sequences`` after ``context`` tokens
     transfer         bytes of a token's pages, and seconds by the number of tokens whose pages are sent
-    configurations   workers, requests (arrival_seconds, prompt_tokens, output_tokens, ttft_seconds, tpot_seconds,
-                     end_seconds, error), and their summary
+    configurations   workers, requests (arrival_seconds, prompt_tokens, output_tokens, sent_seconds, ttft_seconds,
+                     tpot_seconds, end_seconds, error), and their summary
 
     python tests/bench/bench_prefill_apart.py --requests 48 --rate 0.8 -o build/bench/prefill_apart.json
 """
@@ -76,9 +76,12 @@ class Request:
 
 @dataclass(slots=True)
 class Result:
+    """``sent_seconds`` after the start the client sent the request, which may be later than its arrival."""
+
     arrival_seconds: float
     prompt_tokens: int
     output_tokens: int
+    sent_seconds: float | None = None
     ttft_seconds: float | None = None
     tpot_seconds: float | None = None
     end_seconds: float | None = None
@@ -202,11 +205,11 @@ def transfer_cost(path: Path, transfers: dict[str, float]) -> dict[str, float]:
 
 
 class Fleet:
-    """A gateway before (prefill, decode, whole) workers."""
+    """A gateway before (prefill, decode, whole) workers. ``started``: when the last load began, by `perf_counter`."""
 
     def __init__(self, running: ExitStack, bundle: Path, folder: Path, workers: tuple[int, int, int]) -> None:
         prefill, decode, whole = workers
-        self.size, self._model = prefill + decode + whole, bundle.name
+        self.size, self._model, self.started = prefill + decode + whole, bundle.name, 0.0
         common = [str(bundle), "--threads", "1", "--max-sequences", "16"]
 
         def serve(name: str, *arguments: str) -> Process:
@@ -232,21 +235,20 @@ class Fleet:
 
     async def run(self, requests: Sequence[Request]) -> list[Result]:
         async with httpx.AsyncClient(timeout=3600, limits=httpx.Limits(max_connections=None)) as client:
-            started = time.perf_counter()
-            return list(
-                await asyncio.gather(*(self._send(client, each, index, started) for index, each in enumerate(requests)))
-            )
+            self.started = time.perf_counter()
+            return list(await asyncio.gather(*(self._send(client, each, index) for index, each in enumerate(requests))))
 
-    async def _send(self, client: httpx.AsyncClient, request: Request, number: int, started: float) -> Result:
+    async def _send(self, client: httpx.AsyncClient, request: Request, number: int) -> Result:
+        started = self.started
         await asyncio.sleep(max(0.0, started + request.arrival_seconds - time.perf_counter()))
         result = Result(request.arrival_seconds, request.prompt_tokens, request.output_tokens)
-        # No two prompts begin alike, so nothing is cached.
-        prompt = np.random.default_rng((number, request.prompt_tokens)).integers(0, 200, request.prompt_tokens).tolist()
+        prompt = prompt_of(number, request.prompt_tokens)
         body = {
             "model": self._model, "prompt": prompt, "max_tokens": request.output_tokens, "temperature": 0,
             "ignore_eos": True, "stream": True, "return_token_ids": True,
         }  # fmt: skip
         times: list[float] = []
+        result.sent_seconds = time.perf_counter() - started
         try:
             async with client.stream("POST", f"{self.url}/v1/completions", json=body) as response:
                 if not response.is_success:
@@ -268,6 +270,12 @@ class Fleet:
         result.end_seconds = times[-1] - started
         result.tpot_seconds = (times[-1] - times[0]) / max(1, len(times) - 1)
         return result
+
+
+def prompt_of(number: int, tokens: int) -> list[int]:
+    """No two prompts begin alike, so nothing is cached."""
+    ids: list[int] = np.random.default_rng((number, tokens)).integers(0, 200, tokens).tolist()
+    return ids
 
 
 def measure_alone(fleet: Fleet, lengths: Sequence[int]) -> dict[int, tuple[float, float]]:

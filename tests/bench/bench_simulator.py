@@ -3,8 +3,12 @@ and to a simulation of it.
 
 The servers are real: processes of workers, a gateway, HTTP, the engine and transfers of pages. Their devices are paced
 (`paced_device`): a step takes the time that the costs say, so other work on the machine, or too few cores for all
-workers, do not change what is compared. What a request costs outside the devices is measured with requests that are
-alone.
+workers, do not change what is compared.
+
+What a request costs outside the devices is the mean of requests that are alone, each after a pause as long as the mean
+gap between two requests of the load. Requests that follow each other at once are faster: on an idle machine, a short
+prompt's first token came later by 17 to 29 ms for each second since the request before it, whatever the devices did
+meanwhile. The simulation has the requests at the times at which the client sent them, not at which it planned to.
 
     python tests/bench/bench_simulator.py --requests 60 -o tests/bench/results/simulator.json
 """
@@ -20,6 +24,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import serving_process
@@ -29,6 +34,7 @@ from checkpoints import Shapes, write_checkpoint
 from rich.console import Console
 from rich.table import Table
 from serving_model import token_texts, write_chat_tokenizer
+from simulator_timeline import Stages, Timelines, simulated_stages
 
 from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
@@ -66,7 +72,8 @@ PROMPTS = {"short": (32, 128), "long": (768, 1536)}
 OUTPUTS = (24, 64)
 # Between workers on one machine, by HTTP.
 LINK_SPEED = 1e9
-ALONE = 5
+# Prompts that are sent alone. No length is that of another first prompt, because equal ones would be cached.
+ALONE, ALONE_LONG = (range(8, 20), range(20, 32)), range(768, 776)
 # What the table shows, and its factor.
 FIGURES = {
     "first token, mean, ms": ("ttft_mean", 1000), "short prompts, p50": ("ttft_short_p50", 1000),
@@ -103,11 +110,10 @@ class Figures:
     @staticmethod
     def of(all_measured: Sequence[Measured]) -> Figures:
         first = [each.ttft for each in all_measured]
-        least_long = PROMPTS["long"][0]
         return Figures(
             statistics.mean(first),
-            statistics.median(each.ttft for each in all_measured if each.prompt_tokens < least_long),
-            statistics.median(each.ttft for each in all_measured if each.prompt_tokens >= least_long),
+            statistics.median(each.ttft for each in all_measured if is_short(each)),
+            statistics.median(each.ttft for each in all_measured if not is_short(each)),
             statistics.median(first),
             statistics.quantiles(first, n=10)[-1],
             statistics.median(each.tpot for each in all_measured if each.tpot is not None),
@@ -141,19 +147,34 @@ def main() -> None:
         workers, rate = CONFIGURATIONS[name][0], CONFIGURATIONS[name][1] / options.slower
         requests = make_requests(options.requests, rate, options.seed)
         with ExitStack() as running:
+            timeline = Path(running.enter_context(TemporaryDirectory())) / "engine"
+            os.environ["NEARFAR_PACED_TIMELINE"] = str(timeline)
             fleet = Fleet(running, bundle, options.folder, workers)
-            overhead = measure_alone(fleet, pace)
+            asyncio.run(fleet.run([Request(0.0, 10 + index, 2) for index in range(2 * fleet.size)]))
+            at_once = measure_alone(fleet, pace, ALONE[0], 0.0)
+            overhead = measure_alone(fleet, pace, ALONE[1], 1 / rate)
             measured = replace(device, request_seconds=overhead)
-            transfer = measure_transfer(fleet, measured, workers) if workers[0] else 0.0
-            real = real_times(asyncio.run(fleet.run(requests)))
-        simulated = simulate(measured, workers, requests, transfer)
+            transfer = measure_transfer(fleet, measured, workers, 1 / rate) if workers[0] else 0.0
+            results = asyncio.run(fleet.run(requests))
+            timelines = Timelines(timeline, fleet.started)
+        real, sent = real_times(results), as_sent(results)
+        played = simulate(measured, workers, sent, transfer)
+        simulated = simulated_times(played)
+        stages = [timelines.stages(number, each) for number, each in enumerate(results) if is_short(each)]
         found["results"][name] = {
             "machine": machine(), "requests": options.requests, "slower": options.slower, "rate": rate,
-            "load": os.getloadavg()[0], "request_seconds": overhead, "transfer_seconds": transfer,
-            "real": asdict(Figures.of(real)), "simulated": asdict(Figures.of(simulated)),
-            # Prompt tokens, and the real and the simulated time to the first token.
+            "load": os.getloadavg()[0], "request_seconds": overhead, "request_seconds_without_pause": at_once,
+            "transfer_seconds": transfer, "real": asdict(Figures.of(real)), "simulated": asdict(Figures.of(simulated)),
+            # Of short prompts; see simulator_timeline.py.
+            "stages": {
+                "real": Stages.medians(stages),
+                "simulated": Stages.medians([simulated_stages(each, overhead) for each in played if is_short(each)]),
+            },
+            "behind_the_engine": None if workers[0] else behind_the_engine(device, workers, results, timelines),
+            # When the request was sent, its prompt tokens, and the real and the simulated time to the first token.
             "ttft": [
-                [a.prompt_tokens, round(a.ttft, 4), round(b.ttft, 4)] for a, b in zip(real, simulated, strict=True)
+                [round(at.arrival_seconds, 4), a.prompt_tokens, round(a.ttft, 4), round(b.ttft, 4)]
+                for at, a, b in zip(sent, real, simulated, strict=True)
             ],
         }  # fmt: skip
         options.output.write_text(json.dumps(found, indent=1) + "\n")
@@ -206,43 +227,57 @@ def make_requests(count: int, rate: float, seed: int) -> list[Request]:
     ]
 
 
-def measure_alone(fleet: Fleet, pace: StepCosts) -> float:
-    """The median time to the first token of a short prompt that is alone, beside that of its step."""
-    asyncio.run(fleet.run([Request(0.0, 40 + index, 2) for index in range(2 * fleet.size)]))
-    alone = [asyncio.run(fleet.run([Request(0.0, 50 + index, 2)]))[0] for index in range(ALONE)]
-    beside = [
-        (each.ttft_seconds or 0.0) - pace.seconds(Shape(each.prompt_tokens, 1, 0, each.prompt_tokens**2 // 2))
-        for each in alone
-    ]
-    return max(0.0, statistics.median(beside))
-
-
-def measure_transfer(fleet: Fleet, device: Device, workers: tuple[int, int, int]) -> float:
-    """The median time to the first token of a long prompt that is alone, beside what a simulation has for it: the
-    request to a prefill worker, and the transfer of its pages.
+def measure_alone(fleet: Fleet, pace: StepCosts, lengths: range, pause_seconds: float) -> float:
+    """The mean time to the first token of a prompt that is alone, after a pause, beside that of its step. These times
+    are skewed, and all of them add to those of the load.
     """
     beside = []
-    for index in range(ALONE):
-        request = Request(0.0, PROMPTS["long"][0] + index, 2)
-        real = asyncio.run(fleet.run([request]))[0].ttft_seconds or 0.0
-        beside.append(real - simulate(device, workers, [request], 0.0)[0].ttft)
-    return max(0.0, statistics.median(beside))
+    for length in lengths:
+        each = time_alone(fleet, length, pause_seconds)
+        beside.append(each.ttft - pace.seconds(Shape(length, 1, 0, length**2 // 2)))
+    return max(0.0, statistics.mean(beside))
+
+
+def measure_transfer(fleet: Fleet, device: Device, workers: tuple[int, int, int], pause_seconds: float) -> float:
+    """The mean time to the first token of a long prompt that is alone, after a pause, beside what a simulation has for
+    it: the request to a prefill worker, and the transfer of its pages.
+    """
+    beside = []
+    for length in ALONE_LONG:
+        real = time_alone(fleet, length, pause_seconds)
+        (simulated,) = simulate(device, workers, [Request(0.0, real.prompt_tokens, real.output_tokens)], 0.0)
+        beside.append(real.ttft - simulated.first_token_seconds)
+    return max(0.0, statistics.mean(beside))
+
+
+def time_alone(fleet: Fleet, prompt_tokens: int, pause_seconds: float) -> Measured:
+    return real_times(asyncio.run(fleet.run([Request(pause_seconds, prompt_tokens, 2)])))[0]
 
 
 def real_times(results: Sequence[Result]) -> list[Measured]:
+    """The times to the first token are since the request was sent."""
     errors = [each.error for each in results if each.error is not None]
     assert not errors, errors[:3]
     return [
         Measured(
-            each.prompt_tokens, each.output_tokens, each.ttft_seconds or 0.0, each.tpot_seconds, each.end_seconds or 0.0
+            each.prompt_tokens,
+            each.output_tokens,
+            each.arrival_seconds + (each.ttft_seconds or 0.0) - (each.sent_seconds or 0.0),
+            each.tpot_seconds,
+            each.end_seconds or 0.0,
         )
         for each in results
     ]
 
 
+def as_sent(results: Sequence[Result]) -> list[Request]:
+    """The requests, arriving when they were sent."""
+    return [Request(each.sent_seconds or 0.0, each.prompt_tokens, each.output_tokens) for each in results]
+
+
 def simulate(
     device: Device, workers: tuple[int, int, int], requests: Sequence[Request], transfer_seconds: float
-) -> list[Measured]:
+) -> Sequence[SimulatedRequest]:
     prefill, decode, whole = workers
     link = LinkSpeed(LINK_SPEED, transfer_seconds)
     layout = Layout(device, whole=whole, prefill=prefill, decode=decode, link=link)
@@ -250,10 +285,39 @@ def simulate(
         SimulatedRequest(number, each.arrival_seconds, [Segment(-1 - number, each.prompt_tokens)], each.output_tokens)
         for number, each in enumerate(requests)
     ]
+    return run(layout, arrivals).requests
+
+
+def simulated_times(requests: Sequence[SimulatedRequest]) -> list[Measured]:
     return [
         Measured(each.prompt_tokens, each.output_tokens, each.first_token_seconds, each.token_seconds, each.finish)
-        for each in run(layout, arrivals).requests
+        for each in requests
     ]
+
+
+def behind_the_engine(
+    device: Device, workers: tuple[int, int, int], results: Sequence[Result], timelines: Timelines
+) -> dict[str, float]:
+    """A simulation in which requests arrive when they reached the real engines, so that only the schedulers are
+    compared: how many of the short prompts have their first token within half a step of the real time, and the median
+    difference in seconds, real less simulated.
+    """
+    reached = {number: timelines.at("reached", number, each) for number, each in enumerate(results)}
+    order = sorted(reached, key=lambda number: reached[number])
+    requests = [
+        Request(reached[number], results[number].prompt_tokens, results[number].output_tokens) for number in order
+    ]
+    later = [
+        timelines.at("first", number, results[number]) - each.first
+        for number, each in zip(order, simulate(device, workers, requests, 0.0), strict=True)
+        if is_short(each)
+    ]
+    half = device.costs.linear(1) / 2
+    return {"short": len(later), "alike": sum(abs(each) < half for each in later), "later": statistics.median(later)}
+
+
+def is_short(request: Measured | Result | SimulatedRequest) -> bool:
+    return request.prompt_tokens < PROMPTS["long"][0]
 
 
 def report(found: dict[str, Any]) -> None:
