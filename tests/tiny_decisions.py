@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from decoder_families import CONFIGS
 from safetensors.numpy import save_file
 from tiny_encoders import OF_DECODERS
 from tiny_models import write_tokenizer
@@ -43,7 +44,8 @@ def write_base(folder: Path, name: str = "Qwen3", **config: Any) -> Any:
 
     torch.manual_seed(5)
     sizes = {**OF_DECODERS, "max_position_embeddings": 1024, "tie_word_embeddings": True, **config}
-    model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**sizes)).float().eval()
+    settings = getattr(transformers, CONFIGS.get(name, f"{name}Config"))(**sizes)
+    model = getattr(transformers, f"{name}ForCausalLM")(settings).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn_like(parameter)
