@@ -40,8 +40,15 @@ from nearfar.server_fallback.schema.decide import DecideRequest, DecideResponse
 from nearfar.server_fallback.schema.models import LoadRequest
 
 STATE = "dim the </s> lights"
+# With a question, several steps of the engine and of every chunk of a kernel.
+LONG = "dim the lights, é " * 13
 CHAT = [{"role": "user", "content": "dim the lights"}, {"role": "assistant", "content": "Which é?"}]
-FORMS = ("judge", *(pytest.param(form, marks=pytest.mark.exhaustive) for form in ("decider", "saved")))
+# The bases of "recurrent" and "shared" need states, and pages that layers share.
+FORMS = (
+    "judge",
+    "recurrent",
+    *(pytest.param(form, marks=pytest.mark.exhaustive) for form in ("decider", "saved", "shared")),
+)
 Bundles = Callable[[str], Path]
 
 
@@ -49,6 +56,8 @@ Bundles = Callable[[str], Path]
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("decisions")
     write_judge(folder / "judge")
+    write_judge(folder / "recurrent", "qwen3_5_text")
+    write_judge(folder / "shared", "gemma4_text")
     write_decider(folder / "decider")
     model = theirs(folder / "judge")
     model.save_pretrained(folder / "saved")
@@ -76,14 +85,15 @@ async def opened(bundle: Path) -> Any:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_probabilities_are_those_of_transformers(form: str, checkpoints: Path, bundles: Bundles) -> None:
-    given: list[dict[str, Any]] = [{"context": STATE}, {"messages": CHAT}, {"context": ""}]
+    given: list[dict[str, Any]] = [{"context": STATE}, {"messages": CHAT}, {"context": LONG}]
 
     async def work() -> list[DecideResponse]:
         executor = await opened(bundles(form))
         try:
             assert isinstance(executor, Decides)
             asked = [{"model": "a", "questions": QUESTIONS, **each} for each in given]
-            return [await executor.decide(DecideRequest.model_validate(each), Call("1")) for each in asked]
+            decide = (executor.decide(DecideRequest.model_validate(each), Call("1")) for each in asked)
+            return list(await asyncio.gather(*decide))
         finally:
             await executor.close()
 
