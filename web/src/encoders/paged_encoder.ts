@@ -88,10 +88,10 @@ export class PagedEncoder implements EncodingEngine {
     texts: readonly (readonly number[])[],
     signal: AbortSignal | undefined,
   ): Promise<readonly Float32Array[]> {
-    const { pageSize, groups, tokens, sequences } = this.#runner.limits;
+    const { pageSize, groups, tokens, sequences, states: slots = 0 } = this.#runner.limits;
     const vectors: Float32Array[] = [];
     const free = groups.map(({ pages }) => Array.from({ length: pages }, (_, page) => page));
-    const states = Array.from({ length: sequences }, (_, slot) => slot);
+    const states = Array.from({ length: slots }, (_, slot) => slot);
     const waiting = texts.map((ids, index): Text => ({ ids, index, pages: [], state: 0, done: 0 }));
     let running: Text[] = [];
     let before = Promise.resolve();
@@ -118,7 +118,7 @@ export class PagedEncoder implements EncodingEngine {
         const length = Math.ceil(text.done / pageSize);
         const pages = text.pages.map((own) => Array.from({ length }, (_, index) => own[index % own.length] ?? -1));
         addTokens(batch, part, text.done - part.length, pages, pageSize);
-        batch.state_slots.push(text.state, text.state);
+        if (slots > 0) batch.state_slots.push(text.state, text.state);
         if (text.done === text.ids.length) sampleLast(batch);
       }
       const ended = running.filter(({ ids, done }) => done === ids.length);
@@ -126,7 +126,7 @@ export class PagedEncoder implements EncodingEngine {
       // Batches run in order, so the next text on these pages and in this slot writes to them later.
       for (const text of ended) {
         text.pages.forEach((own, group) => free[group]?.push(...own));
-        states.push(text.state);
+        if (slots > 0) states.push(text.state);
       }
       const encoded = this.gate
         .through(() => this.#runner.encode(batch))
