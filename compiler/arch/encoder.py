@@ -163,7 +163,7 @@ class EncoderGraph(GraphParts):
 
 def finish(encoder: EncoderGraph, x: str, task: EmbeddingSpec | ClassifierSpec, head: HeadLayout) -> Graph:
     """Add the head of a task to the rows of the last layer: the output "embeddings" (B, E), "scores" (B, L) for each
-    label of a text, or (S, L) of each token. If the rows are those of sampled tokens, so are the results: (R, E), (R, L).
+    label of a text, or (S, L) of each token. Rows (R, E) of sampled tokens have the results (R, E) and (R, L).
     """
     graph = encoder.graph
     if isinstance(task, EmbeddingSpec):

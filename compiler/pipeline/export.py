@@ -140,8 +140,8 @@ def prepare_export(model: str, options: CompileOptions, progress: Progress, note
         and any("page_ids" in graph.inputs for graph in graphs.values())
     ):
         raise UnsupportedModel(
-            f"{model}: its layers need pages of keys and values, which {target} bundles of embeddings do not have; use "
-            "--target webgpu, cpu or cuda"
+            f"{model}: its layers need pages of keys and values or recurrent states, which {target} bundles of "
+            "embeddings and scores do not have; use --target webgpu, cpu or cuda"
         )
     check_tensors(checkpoint, union(each.parameters for each in made.values()))
     if fmt.name == FOUR_BITS:

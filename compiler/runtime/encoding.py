@@ -154,8 +154,8 @@ def check_text(runner: Runner, text: Text) -> None:
 
 
 def encode_in_chunks(runner: Runner, token_ids: Sequence[int], chunk: int) -> FloatArray:
-    """The results (E,) or (L,) of a text's last token, whose keys and values are stored on the runner's first pages, and
-    whose states in its first slot.
+    """The results (E,) or (L,) of a text's last token, whose keys and values are stored on the runner's first pages,
+    and whose states in its first slot.
     """
     manifest = runner.manifest
     for start in range(0, len(token_ids), chunk):
