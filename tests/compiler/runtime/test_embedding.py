@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from decoder_families import TOKENS, make_family
+from decoder_families import HYBRIDS, SIZES, TOKENS, make_family, randomize
 from plain_target import compile_plain
-from tiny_models import write_modules
+from tiny_models import write_modules, write_tokenizer
 from tolerances import F32, OF_ACTIVATION, relative_error
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.cli import main
 from nearfar.compiler.ir.sampling import Sampler
 from nearfar.compiler.runtime.encoder_batch import make_text_batch
-from nearfar.compiler.runtime.encoding import embed
+from nearfar.compiler.runtime.encoding import Text, embed, encode
 from nearfar.compiler.runtime.errors import RequestError, UnsupportedModel
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
@@ -87,6 +87,23 @@ def test_layers_that_need_pages_or_states_make_the_vector_of_the_last_token_in_c
     write_modules(tmp_path / "checkpoint", "mean_tokens")
     with pytest.raises(UnsupportedModel, match="makes vectors of texts by pooling mean, but its layers"):
         compile_plain(tmp_path / "checkpoint", tmp_path / "mean", "f32", 64)
+
+
+def test_scores_of_recurrent_layers_are_transformers(tmp_path: Path) -> None:
+    import torch
+    import transformers
+
+    _, config = HYBRIDS["qwen3_5_text"]
+    settings = transformers.Qwen3_5TextConfig(**{**SIZES, **config, "num_labels": 3, "pad_token_id": 0})
+    model = transformers.Qwen3_5ForSequenceClassification(settings).float().eval()
+    randomize(model)
+    model.save_pretrained(tmp_path / "checkpoint")
+    write_tokenizer(tmp_path / "checkpoint")
+    runner = ReferenceRunner(compile_plain(tmp_path / "checkpoint", tmp_path / "bundle", "f32", 64))
+    with torch.no_grad():
+        expected = model(torch.tensor([TOKENS])).logits[0].numpy()
+    (found,) = encode(runner, [Text(TOKENS)], chunk=7)
+    assert relative_error(found, expected) < F32
 
 
 @pytest.mark.usefixtures("vulkan")
