@@ -58,7 +58,8 @@ Bundles = Callable[[str, str], Path]
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("decisions")
     write_judge(folder / "judge")
-    write_judge(folder / "recurrent", "qwen3_5_text")
+    # JEV-9B's has a head that generates text beside, too.
+    write_judge(folder / "recurrent", "qwen3_5_text", tie_word_embeddings=False)
     write_judge(folder / "shared", "gemma4_text")
     write_decider(folder / "decider")
     model = theirs(folder / "judge")
