@@ -35,9 +35,11 @@ HEAD = HeadLayout(classifier="score", classifier_bias=False, token_classifier="s
 DECISION_HEAD = replace(HEAD, classifier_bias=True)
 
 
-def graphs_of(checkpoint: Checkpoint, context: int, *, page_size: int = PAGE_SIZE) -> dict[str, Graph]:
-    """The graph of each plan, by the plan's name. Raises UnsupportedModel for a decoder that cannot do what the
-    checkpoint is for.
+def graphs_of(
+    checkpoint: Checkpoint, context: int, *, page_size: int = PAGE_SIZE, whole: bool = False
+) -> dict[str, Graph]:
+    """The graph of each plan, by the plan's name. ``whole``: recurrent layers read complete texts as well, from zeros,
+    as in the graphs of frameworks. Raises UnsupportedModel for a decoder that cannot do what the checkpoint is for.
     """
     spec, task = checkpoint.spec, checkpoint.task
     encoder = encoder_of(spec.model_type)
@@ -68,7 +70,8 @@ def graphs_of(checkpoint: Checkpoint, context: int, *, page_size: int = PAGE_SIZ
     paged = by_model_type(spec.model_type).forward(spec, page_size, context, embeds=True)
     paged = round_activations(paged, checkpoint)
     # A factor by position applies only to long contexts, but it must not decide whether a plan has pages.
-    unpaged = None if spec.rope.query_beta else drop_pages(paged, causal=spec.causal, form_of=stored_form(checkpoint))
+    needs_pages = spec.rope.query_beta or (spec.states is not None and not whole)
+    unpaged = None if needs_pages else drop_pages(paged, causal=spec.causal, form_of=stored_form(checkpoint))
     if unpaged is None:
         require_last_token(checkpoint, task)
     graph = paged if unpaged is None else unpaged

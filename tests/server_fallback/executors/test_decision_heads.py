@@ -49,6 +49,7 @@ FORMS = (
     ("judge", "cpu"),
     ("judge", "onnx"),
     ("recurrent", "cpu"),
+    ("recurrent", "onnx"),
     *(pytest.param(form, "cpu", marks=pytest.mark.exhaustive) for form in ("decider", "saved", "shared")),
 )
 Bundles = Callable[[str, str], Path]
@@ -111,9 +112,9 @@ def test_probabilities_are_those_of_transformers(form: str, target: str, checkpo
         assert [each.mass for each in answer.decisions.values()] == pytest.approx([1.0] * len(QUESTIONS))
 
 
-def test_onnx_refuses_a_base_that_needs_states_by_name(bundles: Bundles) -> None:
-    with pytest.raises(UnsupportedModel, match="need pages of keys and values or recurrent states, which onnx bundles"):
-        bundles("recurrent", "onnx")
+def test_onnx_refuses_a_base_that_needs_pages_by_name(bundles: Bundles) -> None:
+    with pytest.raises(UnsupportedModel, match="its layers need pages of keys and values, which onnx bundles of embeddings"):
+        bundles("shared", "onnx")
 
 
 def test_what_a_decision_head_cannot_do_is_refused_by_name(bundles: Bundles) -> None:
