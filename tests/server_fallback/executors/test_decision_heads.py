@@ -113,7 +113,7 @@ def test_probabilities_are_those_of_transformers(form: str, target: str, checkpo
 
 
 def test_onnx_refuses_a_base_that_needs_pages_by_name(bundles: Bundles) -> None:
-    with pytest.raises(UnsupportedModel, match="its layers need pages of keys and values, which onnx bundles of embeddings"):
+    with pytest.raises(UnsupportedModel, match="need pages of keys and values, which onnx bundles of embeddings"):
         bundles("shared", "onnx")
 
 
