@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from decoder_families import HYBRIDS, SIZES, TOKENS, make_family, randomize
+from decoder_families import HYBRIDS, TOKENS, make_family, randomize
 from plain_target import compile_plain
-from tiny_models import write_modules, write_tokenizer
+from tiny_models import SIZES, write_modules, write_tokenizer
 from tolerances import F32, OF_ACTIVATION, relative_error
 
 from nearfar.compiler.bundle.folder import open_bundle
