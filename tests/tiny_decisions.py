@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from decoder_families import CONFIGS, FAMILIES, HYBRIDS
 from safetensors.numpy import save_file
 from tiny_encoders import OF_DECODERS
 from tiny_models import write_tokenizer
@@ -36,14 +37,20 @@ ASKED: Mapping[str, Any] = {
 }
 
 
-def write_base(folder: Path, name: str = "Qwen3", **config: Any) -> Any:
+# Plain decoders, in layers that read complete texts.
+PLAIN: Mapping[str, tuple[str, dict[str, Any]]] = {"qwen2": ("Qwen2", {}), "qwen3": ("Qwen3", {})}
+
+
+def write_base(folder: Path, family: str = "qwen3", **config: Any) -> Any:
     """A model that generates text, without a head of its own in use."""
     import torch
     import transformers
 
     torch.manual_seed(5)
-    sizes = {**OF_DECODERS, "max_position_embeddings": 1024, "tie_word_embeddings": True, **config}
-    model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**sizes)).float().eval()
+    name, own = {**FAMILIES, **HYBRIDS, **PLAIN}[family]
+    sizes = {**OF_DECODERS, "max_position_embeddings": 1024, "tie_word_embeddings": True, **own, **config}
+    settings = getattr(transformers, CONFIGS.get(name, f"{name}Config"))(**sizes)
+    model = getattr(transformers, f"{name}ForCausalLM")(settings).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn_like(parameter)
@@ -61,9 +68,9 @@ def write_head(folder: Path, rows: int, prefix: str = "proj.", file: str = "head
     save_file({f"{prefix}weight": weight, **bias}, folder / file)
 
 
-def write_judge(folder: Path, name: str = "Qwen3", *, softcap: float | None = 3.0, **config: Any) -> None:
+def write_judge(folder: Path, family: str = "qwen3", *, softcap: float | None = 3.0, **config: Any) -> None:
     """JEV's form."""
-    write_base(folder, name, **config)
+    write_base(folder, family, **config)
     write_head(folder, SLOTS["num_slots"])  # type: ignore[arg-type]
     (folder / "judge_config.json").write_text(json.dumps({"slots": SLOTS, "softcap": softcap}))
     (folder / "calibration.json").write_text(json.dumps({"per_kind": TEMPERATURES}))
@@ -71,7 +78,7 @@ def write_judge(folder: Path, name: str = "Qwen3", *, softcap: float | None = 3.
 
 def write_decider(folder: Path, prompt: str = "d3", **config: Any) -> None:
     """The form of vLLM's decision models."""
-    write_base(folder, "Qwen2", **config)
+    write_base(folder, "qwen2", **config)
     write_head(folder, 5, prefix="", file="readout.safetensors")
     settings = {"codes": list("ABCDE"), "temperature": 1.7, "prompt": prompt}
     (folder / "decision_config.json").write_text(json.dumps(settings))

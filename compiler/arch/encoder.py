@@ -145,6 +145,9 @@ class EncoderGraph(GraphParts):
         return name
 
     def pool(self, x: str, mode: str) -> str:
+        """One row of each text. A plan with pages has computed the last tokens' rows alone."""
+        if self.graph.shape_of(x)[0] == "R":
+            return x
         inputs = {"x": x, "seq_starts": self.input("seq_starts")}
         return self.graph.add("pool_rows", inputs, name="pooled", mode=mode)
 
@@ -160,7 +163,7 @@ class EncoderGraph(GraphParts):
 
 def finish(encoder: EncoderGraph, x: str, task: EmbeddingSpec | ClassifierSpec, head: HeadLayout) -> Graph:
     """Add the head of a task to the rows of the last layer: the output "embeddings" (B, E), "scores" (B, L) for each
-    label of a text, or (S, L) of each token.
+    label of a text, or (S, L) of each token. Rows (R, E) of sampled tokens have the results (R, E) and (R, L).
     """
     graph = encoder.graph
     if isinstance(task, EmbeddingSpec):

@@ -102,9 +102,10 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
     expected[DRAFT] = expected[GENERATE]
     expected[VISION] = {"features": (("F", manifest.spec.feature_size), "float32")}
     expected[AUDIO] = expected[HEARING] = {"rows": (("S", manifest.spec.hidden_size), "float32")}
+    # With pages or states, the last token of each text is sampled.
+    text = "R" if any(state.shape[0] in (*PAGE_DIMS, STATES) for state in plan.states.values()) else "B"
     if manifest.embedding is not None:
-        rows = "R" if any(state.shape[0] in PAGE_DIMS for state in plan.states.values()) else "B"
-        expected[EMBED] = {"embeddings": ((rows, manifest.embedding.size), "float32")}
+        expected[EMBED] = {"embeddings": ((text, manifest.embedding.size), "float32")}
     if name == AUDIO:
         check_audio(where, plan, manifest)
     if name == CTC:
@@ -115,8 +116,9 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
     if name == HEARING:
         check_hearing(where, plan, manifest)
     if manifest.classifier is not None:
-        rows = "S" if manifest.classifier.per_token else "B"
-        expected[CLASSIFY] = {"scores": ((rows, len(manifest.classifier.labels)), "float32")}
+        expected[CLASSIFY] = {
+            "scores": (("S" if manifest.classifier.per_token else text, len(manifest.classifier.labels)), "float32")
+        }
     if name in expected:
         require(
             plan.outputs.keys() == expected[name].keys(), f"{where}.outputs", f"must be {', '.join(expected[name])}"

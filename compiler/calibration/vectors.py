@@ -82,8 +82,8 @@ def fit_vectors(checkpoint: Checkpoint, sample: Sample, bits: float, progress: P
     (graph,) = graphs_of(checkpoint, sample.window).values()
     if "page_ids" in graph.inputs:
         raise UnsupportedModel(
-            f"{checkpoint.path}: its layers need pages of keys and values, and --quality best fits complete texts; "
-            "remove --quality"
+            f"{checkpoint.path}: its layers need pages of keys and values or states, and --quality best fits complete "
+            "texts; remove --quality"
         )
     check_tensors(checkpoint, graph.parameters)
     elements = sum(each.rows * (each.columns or 1) for each in graph.parameters.values())

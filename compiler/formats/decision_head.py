@@ -39,6 +39,7 @@ NUM_SCORES, OFFSETS = 24, {"noul": 0, "score": 2, "choice": 8}
 # Where the head reads, and where a text is split.
 MARK, SPLIT = "<|mark|>", "<|split|>"
 PROJECTION, SCORE = "proj", "score"
+TEXT_HEAD = "lm_head."
 NOT_CAUSAL = "noncausal_full_attention"
 
 
@@ -103,8 +104,11 @@ def with_decisions(path: Path, spec: ModelSpec, head: DecisionHead) -> ModelSpec
 
 
 def head_tensors(path: Path, tensors: Mapping[str, Tensor], head: DecisionHead, row_size: int) -> dict[str, Tensor]:
-    """The tensors, with those of the head as the graph reads them. Raises CheckpointError."""
-    found = {**tensors, **head.tensors}
+    """The tensors, with those of the head as the graph reads them, in place of the head that generates text. Raises
+    CheckpointError.
+    """
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(TEXT_HEAD)}
+    found = {**kept, **head.tensors}
     weight, bias = found.pop(f"{PROJECTION}.weight", None), found.pop(f"{PROJECTION}.bias", None)
     size = head.num_scores
     if weight is None or tuple(weight.shape) != (size, row_size) or (bias is not None and tuple(bias.shape) != (size,)):

@@ -33,7 +33,8 @@ class VectorReference:
         (self._graph,) = graphs_of(checkpoint, context).values()
         if "seq_starts" not in self._graph.inputs or "page_ids" in self._graph.inputs:
             raise RequestError(
-                f"{checkpoint.path}: its layers need pages of keys and values, and quality compares complete texts"
+                f"{checkpoint.path}: its layers need pages of keys and values or states, and quality compares complete "
+                "texts"
             )
         check_tensors(checkpoint, self._graph.parameters)
         self.checkpoint = checkpoint

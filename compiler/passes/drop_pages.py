@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from ..ir.graph import Graph, Node
 from ..ir.ops.attention import PREPARING, SCORES
+from ..ir.pages import STATE_SLOTS, STATES
 from .fuse_attention import fuse_attention
 from .stack import stack_siblings
 
@@ -31,7 +32,7 @@ FormOf = Callable[[str], str | None]
 def drop_pages(graph: Graph, *, causal: bool, form_of: FormOf) -> Graph | None:
     """The graph of a decoder's embeddings without pages; None if its layers share keys and values, or prepare queries
     and keys in a way that `rope_heads` does not: norms over all heads, norms behind the rotation, factors by position,
-    and weights that are stored in several forms.
+    and weights that are stored in several forms. Recurrent states stay.
 
     ``causal``: a token sees no later one.
     """
@@ -84,7 +85,8 @@ def with_all_rows(graph: Graph, replaced: Mapping[int, list[Node]]) -> Graph:
             nodes.append(Node(each.op, inputs, each.outputs, each.attrs))
     (rows,) = graph.outputs.values()
     without = Graph(
-        inputs={name: graph.inputs[name] for name in INPUTS},
+        inputs={name: graph.inputs[name] for name in (*INPUTS, STATE_SLOTS) if name in graph.inputs},
+        states={name: state for name, state in graph.states.items() if state.shape[0] == STATES},
         constants=graph.constants,
         parameters=graph.parameters,
         outputs={ROWS: rows},

@@ -132,7 +132,7 @@ def prepare_export(model: str, options: CompileOptions, progress: Progress, note
         note(text)
     progress("graph", 0, 1)
     # No framework has heads that draft tokens.
-    made = graphs_of(checkpoint, chosen.context, page_size=chosen.context)
+    made = graphs_of(checkpoint, chosen.context, page_size=chosen.context, whole=True)
     graphs = {name: graph for name, graph in made.items() if name in exporter.PLANS}
     if (
         checkpoint.task is not None
@@ -140,8 +140,8 @@ def prepare_export(model: str, options: CompileOptions, progress: Progress, note
         and any("page_ids" in graph.inputs for graph in graphs.values())
     ):
         raise UnsupportedModel(
-            f"{model}: its layers need pages of keys and values, which {target} bundles of embeddings do not have; use "
-            "--target webgpu, cpu or cuda"
+            f"{model}: its layers need pages of keys and values, which {target} bundles of embeddings and scores have "
+            "not; use --target webgpu, cpu or cuda"
         )
     check_tensors(checkpoint, union(each.parameters for each in made.values()))
     if fmt.name == FOUR_BITS:

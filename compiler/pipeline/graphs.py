@@ -2,7 +2,7 @@
 scores.
 
 Encoders, and decoders that make vectors or scores, read complete texts without pages. A decoder whose layers cannot do
-without them makes the vector of a text's last token, which arrives in chunks.
+without pages or recurrent states makes the vector or the scores of a text's last token, which arrives in chunks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..formats.checkpoint import Checkpoint, StoredMatrix
 from ..ir.graph import Graph
 from ..ir.speech import CtcSpec, SpeechSpec
 from ..ir.tasks import ClassifierSpec, EmbeddingSpec
-from ..passes.drop_pages import ROWS, FormOf, drop_pages
+from ..passes.drop_pages import FormOf, drop_pages
 from ..runtime.errors import UnsupportedModel
 from .stored_forms import round_activations
 
@@ -35,9 +35,11 @@ HEAD = HeadLayout(classifier="score", classifier_bias=False, token_classifier="s
 DECISION_HEAD = replace(HEAD, classifier_bias=True)
 
 
-def graphs_of(checkpoint: Checkpoint, context: int, *, page_size: int = PAGE_SIZE) -> dict[str, Graph]:
-    """The graph of each plan, by the plan's name. Raises UnsupportedModel for a decoder that cannot do what the
-    checkpoint is for.
+def graphs_of(
+    checkpoint: Checkpoint, context: int, *, page_size: int = PAGE_SIZE, whole: bool = False
+) -> dict[str, Graph]:
+    """The graph of each plan, by the plan's name. ``whole``: recurrent layers read complete texts as well, from zeros,
+    as in the graphs of frameworks. Raises UnsupportedModel for a decoder that cannot do what the checkpoint is for.
     """
     spec, task = checkpoint.spec, checkpoint.task
     encoder = encoder_of(spec.model_type)
@@ -65,24 +67,18 @@ def graphs_of(checkpoint: Checkpoint, context: int, *, page_size: int = PAGE_SIZ
     name = EMBED if isinstance(task, EmbeddingSpec) else CLASSIFY
     if encoder is not None:
         return {name: encoder.encode(spec, context, task)}
-    if spec.states is not None:
-        raise UnsupportedModel(
-            f"{checkpoint.path}: this {spec.model_type} model has recurrent layers, of which vectors and scores are "
-            f"not supported; compile it without its {'modules.json' if name == EMBED else 'head'} to generate text, or "
-            "give another model",
-            model_type=spec.model_type,
-        )
     paged = by_model_type(spec.model_type).forward(spec, page_size, context, embeds=True)
     paged = round_activations(paged, checkpoint)
     # A factor by position applies only to long contexts, but it must not decide whether a plan has pages.
-    unpaged = None if spec.rope.query_beta else drop_pages(paged, causal=spec.causal, form_of=stored_form(checkpoint))
-    if unpaged is not None:
-        rows = unpaged.outputs[ROWS]
-        decides = isinstance(task, ClassifierSpec) and task.decision is not None
-        head = DECISION_HEAD if decides else HEAD
-        return {name: finish(EncoderGraph(spec, context, graph=unpaged), rows, task, head)}
-    require_last_token(checkpoint, task)
-    return {name: paged}
+    needs_pages = spec.rope.query_beta or (spec.states is not None and not whole)
+    unpaged = None if needs_pages else drop_pages(paged, causal=spec.causal, form_of=stored_form(checkpoint))
+    if unpaged is None:
+        require_last_token(checkpoint, task)
+    graph = paged if unpaged is None else unpaged
+    (rows,) = graph.outputs.values()
+    decides = isinstance(task, ClassifierSpec) and task.decision is not None
+    head = DECISION_HEAD if decides else HEAD
+    return {name: finish(EncoderGraph(spec, context, graph=graph), rows, task, head)}
 
 
 def vision_graph(checkpoint: Checkpoint) -> Graph:
@@ -126,17 +122,15 @@ def stored_form(checkpoint: Checkpoint) -> FormOf:
 
 
 def require_last_token(checkpoint: Checkpoint, task: EmbeddingSpec | ClassifierSpec) -> None:
-    """Raises UnsupportedModel for what a plan with pages cannot compute: it makes the vector of the last token."""
-    spec = checkpoint.spec
-    if isinstance(task, EmbeddingSpec) and task.pooling == "last_token" and not task.dense and spec.causal:
+    """Raises UnsupportedModel for what a plan with pages cannot compute: it has the row of a text's last token."""
+    spec, per_token = checkpoint.spec, isinstance(task, ClassifierSpec) and task.per_token
+    if spec.causal and task.pooling == "last_token" and not per_token:
         return
-    wanted = (
-        f"vectors by pooling {task.pooling} with {len(task.dense)} dense layers"
-        if isinstance(task, EmbeddingSpec)
-        else "scores"
-    )
+    does = "makes vectors" if isinstance(task, EmbeddingSpec) else "computes scores"
+    of = "each token" if per_token else f"texts by pooling {task.pooling}"
+    seen = "" if spec.causal else ", whose tokens see those after them"
     raise UnsupportedModel(
-        f"{checkpoint.path}: this {spec.model_type} model computes {wanted}, but its layers, or the formats of its "
-        "weights, need pages of keys and values, with which only the last token has a vector",
+        f"{checkpoint.path}: this {spec.model_type} model {does} of {of}{seen}, but its layers, or the formats of its "
+        "weights, need pages of keys and values or recurrent states, with which only the last token has a result",
         model_type=spec.model_type,
     )

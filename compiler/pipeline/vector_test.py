@@ -129,15 +129,15 @@ def reference_results(
         counts = [manifest.pages_for(len(text)) for text in texts]
         first = np.cumsum([0, *counts])
         chunks = [
-            Chunk(text, 0, range(start, start + count), [len(text) - 1])
-            for text, start, count in zip(texts, first[:-1].tolist(), counts, strict=True)
+            Chunk(text, 0, range(start, start + count), [len(text) - 1], state=(slot, slot))
+            for slot, (text, start, count) in enumerate(zip(texts, first[:-1].tolist(), counts, strict=True))
         ]
-        batch, num_pages = make_batch(chunks, manifest.page_size), int(first[-1])
+        batch, num_pages, num_states = make_batch(chunks, manifest.page_size), int(first[-1]), len(texts)
     else:
-        batch, num_pages = make_text_batch(texts), 0
+        batch, num_pages, num_states = make_text_batch(texts), 0, 0
         if manifest.spec.conformer is not None:
             batch = with_test_frames(batch, manifest.spec.conformer)
-    return reference_walk(reference, batch.arrays(graph.inputs), batch.dims(num_pages), progress)
+    return reference_walk(reference, batch.arrays(graph.inputs), batch.dims(num_pages, num_states=num_states), progress)
 
 
 def reference_walk(

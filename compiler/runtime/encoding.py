@@ -154,14 +154,16 @@ def check_text(runner: Runner, text: Text) -> None:
 
 
 def encode_in_chunks(runner: Runner, token_ids: Sequence[int], chunk: int) -> FloatArray:
-    """The embedding (E,) of a text's last token, whose keys and values are stored on the runner's first pages."""
+    """The results (E,) or (L,) of a text's last token, whose keys and values are stored on the runner's first pages,
+    and whose states in its first slot.
+    """
     manifest = runner.manifest
     for start in range(0, len(token_ids), chunk):
         part = token_ids[start : start + chunk]
         length = start + len(part)
         last = [len(part) - 1] if length == len(token_ids) else []
         rows = runner.embed(
-            make_batch([Chunk(part, start, range(manifest.pages_for(length)), last)], manifest.page_size)
+            make_batch([Chunk(part, start, range(manifest.pages_for(length)), last, state=(0, 0))], manifest.page_size)
         )
     vector: FloatArray = rows[0]
     return vector

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..bundle.entries import ITEM_BYTES, BufferEntry
-from ..bundle.manifest import EMBED, Description, Manifest
+from ..bundle.manifest import GENERATE, Description, Manifest
 from ..ir.expr import evaluate
 from ..ir.pages import PAGE_DIMS, STATES, WINDOW_PAGES
 from ..ir.plan import Buffer
@@ -26,9 +26,11 @@ class PageGroup(NamedTuple):
 
 
 def group_windows(manifest: Description) -> tuple[int | None, ...]:
-    """The window of each page group. Nothing is given back while an embedding is computed, so those have no window."""
+    """The window of each page group. Nothing is given back while vectors and scores are computed, so their bundles have
+    no window.
+    """
     context = manifest.context
-    if not isinstance(manifest, Manifest) or not manifest.paged or EMBED in manifest.plans:
+    if not isinstance(manifest, Manifest) or not manifest.paged or GENERATE not in manifest.plans:
         return (None,)
     has_two = any(state.shape[0] == WINDOW_PAGES for state in manifest.states.values())
     return windows_of_groups(manifest.spec.windows, context, has_two=has_two)

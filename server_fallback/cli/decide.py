@@ -75,13 +75,13 @@ def run(options: Decide) -> None:
 
 
 def read_context(options: Decide) -> str:
-    if options.context not in (None, "-"):
-        return str(options.context)
     if options.context is None and sys.stdin.isatty():
         raise RequestError("pass the text that the questions are about, as an argument or through a pipe")
-    text = piped_text()
+    is_piped = options.context in (None, "-")
+    text = piped_text() if is_piped else options.context
     if not text:
-        raise RequestError("the text on standard input is empty; pass a text as an argument or through a pipe")
+        where = "the text on standard input" if is_piped else "the text"
+        raise RequestError(f"{where} is empty; pass a text as an argument or through a pipe")
     return text
 
 

@@ -52,13 +52,14 @@ class EncodeJob:
 
 @dataclass(eq=False, slots=True)
 class Text:
-    """One text of a job. ``computed`` is the number of its tokens whose keys and values are in its ``pages``; a model
-    without pages computes a text at once.
+    """One text of a job. ``computed`` is the number of its tokens whose keys and values are in its ``pages``, and whose
+    states are in the slot ``state``; a model without pages computes a text at once.
     """
 
     job: EncodeJob
     index: int
     pages: list[int] = field(default_factory=list)
+    state: int = 0
     computed: int = 0
 
     @property

@@ -92,14 +92,15 @@ class WholeTexts:
 
 
 class ChunkedTexts:
-    """For decoders that pool the last token: a long text is computed in several batches, and its keys and values are in
-    pages. Nothing is cached from one text to the next.
+    """For decoders that pool the last token: a long text is computed in several batches, its keys and values are in
+    pages, and its recurrent states in a slot. Nothing is cached from one text to the next.
     """
 
     def __init__(self, runner: EncoderRunner, page_size: int, max_tokens: int, max_texts: int) -> None:
         self._runner, self._page_size = runner, page_size
         self.max_tokens, self.max_texts = max_tokens, max_texts
         self._free = list(range(runner.groups[0].pages))
+        self._free_states = list(range(max_texts))
         self.running: list[Text] = []
 
     def admit(self, queue: TextQueue) -> list[Text]:
@@ -116,6 +117,7 @@ class ChunkedTexts:
         taken = queue.take(fits)
         for text in taken:
             text.pages = [self._free.pop() for _ in range(self._num_pages(len(text.ids)))]
+            text.state = self._free_states.pop()
         self.running += taken
         return taken
 
@@ -128,7 +130,8 @@ class ChunkedTexts:
             room -= len(part)
             is_last = text.computed + len(part) == len(text.ids)
             held = self._num_pages(text.computed + len(part))
-            chunks.append(Chunk(part, text.computed, text.pages[:held], [len(part) - 1] if is_last else []))
+            sample, state = [len(part) - 1] if is_last else [], (text.state, text.state)
+            chunks.append(Chunk(part, text.computed, text.pages[:held], sample, state=state))
             text.computed += len(part)
             if is_last:
                 ended.append(text)
@@ -142,6 +145,7 @@ class ChunkedTexts:
     def _release(self, texts: Collection[Text]) -> None:
         for text in texts:
             self._free += text.pages
+            self._free_states.append(text.state)
         self.running = [text for text in self.running if text not in texts]
 
     def _num_pages(self, tokens: int) -> int:

@@ -273,7 +273,8 @@ class LocalOpener:
         tokens = max(STEP_TOKENS.get(manifest.target, 64), sequences + extra_rows, tokens_at_once(manifest))
         if not manifest.generates:
             batching = options.batching
-            sequences = batching.max_texts or BATCH_TEXTS
+            # Each text in progress has states, which may be as large as the keys and values of many tokens.
+            sequences = batching.max_texts or (min(sequences, BATCH_TEXTS) if manifest.keeps_states else BATCH_TEXTS)
             tokens = batching.max_tokens or (BATCH_TOKENS if not manifest.paged else tokens)
             # A batch of complete texts holds at least the longest one.
             tokens = max(tokens, sequences if manifest.paged else manifest.context)
@@ -281,7 +282,8 @@ class LocalOpener:
             manifest.target, weight_bytes(manifest), context_bytes(manifest, tokens, drafts=by_heads)
         )
         # While drafts are made or checked, the state before them is retained. A draft has no prefix cache.
-        states = 2 * sequences if is_draft else sequences * (1 + (guesses > 0)) + options.state_snapshots
+        states = 2 * sequences if is_draft else sequences * (1 + (guesses > 0))
+        states += options.state_snapshots if checks else 0
         adapters = options.max_adapters if isinstance(manifest, Manifest) and manifest.lora is not None else 0
         memory = plan_memory(
             manifest,

@@ -322,10 +322,8 @@ def repeated(emitter: Emitter, x: str, kv_heads: int, num_heads: int, head_dim: 
 
 
 ENCODER_FORMS: dict[str, Form] = {
-    **{
-        name: FORMS[name]
-        for name in ("embed", "linear", "slice_columns", "rms_norm", "add", "gate", "gate_halves", "activate", "scale")
-    },
+    **{name: FORMS[name] for name in ("embed", "linear", "slice_columns", "rms_norm", "add", "gate", "gate_halves")},
+    **{name: FORMS[name] for name in ("activate", "scale", "soft_cap", "causal_conv", "gated_delta", "ssm_scan")},
     "embed_positions": Form(
         add_embed_positions, ("first_position",), ("positions", "position_table", "token_types", "type_table")
     ),

@@ -47,9 +47,7 @@ def add_near_rows(emitter: Emitter, node: Node) -> None:
     add, integers = builder.add, builder.integers
     x = emitter.sequences(node.inputs["x"], f"{y}.x")
     if builder.has_input("attention_mask"):
-        mask = add("Unsqueeze", [token_mask(builder), integers(2)], f"{y}.mask")
-        mask = add("Cast", [mask], f"{y}.own", to=ELEMENT_TYPES[emitter.activation])
-        x = add("Mul", [x, mask], f"{y}.kept")
+        x = without_padding(emitter, x)
     side = size // 2
     parts = []
     for away in range(-side, side + 1):
@@ -59,6 +57,14 @@ def add_near_rows(emitter: Emitter, node: Node) -> None:
     columns = emitter.graph.shape_of(y)[1]
     assert isinstance(columns, int), y
     emitter.names[y] = add("Reshape", [add("Concat", parts, f"{y}.wide", axis=2), integers(-1, columns)], y)
+
+
+def without_padding(emitter: Emitter, x: str) -> str:
+    """Sequences (batch, sequence, C) with zeros in place of padding."""
+    builder, add = emitter.builder, emitter.builder.add
+    mask = add("Unsqueeze", [token_mask(builder), builder.integers(2)], f"{x}.mask")
+    mask = add("Cast", [mask], f"{x}.own", to=ELEMENT_TYPES[emitter.activation])
+    return add("Mul", [x, mask], f"{x}.kept")
 
 
 def token_mask(builder: Builder) -> str:

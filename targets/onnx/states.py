@@ -4,6 +4,9 @@ A state is an input and an output of the graph, with the names that Transformers
 present_conv.N (batch, channels, taps - 1), past_recurrent.N or past_ssm.N (batch, heads, keys, values) of layer N. It
 counts every token of a row, so the rows of a batch must have as many new tokens each, without padding. The graph
 refuses others; see `decoder.py`.
+
+A graph of complete texts has no such inputs and outputs. Its states begin with zeros, and stay so through padding in
+front of a text, whose inputs are zeros.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from nearfar.compiler.runtime.errors import UnsupportedModel
 from .builder import MICROSOFT
 from .emitter import Emitter, layer_of
 from .gates import activated
+from .pooling import without_padding
 
 
 def add_causal_conv(emitter: Emitter, node: Node) -> None:
@@ -36,11 +40,14 @@ def add_causal_conv(emitter: Emitter, node: Node) -> None:
     weight = emitter.vector(node.inputs["weight"], (channels, 1, kept + 1))
     bias = emitter.vector(node.inputs["bias"]) if "bias" in node.inputs else ""
     sequences = add("Reshape", [x, "sequences_shape"], f"{y}.sequences")
+    sequences = without_padding(emitter, sequences) if reads_texts(emitter) else sequences
     columns = add("Transpose", [sequences], f"{y}.channels", perm=[0, 2, 1])
     attrs = {"ndim": 1, "activation": node.attr("activation")}
     inputs = [columns, weight, bias, past]
     result = add("CausalConvWithState", inputs, f"{y}.result", present, domain=MICROSOFT, **attrs)
     result = add("Transpose", [result], f"{y}.result_sequences", perm=[0, 2, 1])
+    # A bias makes other numbers of zeros.
+    result = without_padding(emitter, result) if bias and reads_texts(emitter) else result
     result = add("Reshape", [result, emitter.builder.integers(-1, channels)], f"{y}.rows" if gate else y)
     emitter.names[y] = add("Mul", [result, gate], y) if gate else result
 
@@ -164,9 +171,18 @@ def sizes_of_state(emitter: Emitter, node: Node) -> tuple[int, int, int]:
 
 
 def add_state(emitter: Emitter, node: Node, kind: str, shape: tuple[int, ...]) -> tuple[str, str]:
-    """The graph's input and output for a state of a layer."""
+    """The states of a layer before and after the new rows: an input and an output of the graph. Complete texts begin
+    with zeros, and nothing reads the states after them.
+    """
     layer = layer_of(node.inputs["state"])
     past, present = f"past_{kind}.{layer}", f"present_{kind}.{layer}"
+    if reads_texts(emitter):
+        return "", present
     emitter.builder.add_input(past, emitter.activation, ("batch_size", *shape))
     emitter.builder.add_output(present, emitter.activation, ("batch_size", *shape))
     return past, present
+
+
+def reads_texts(emitter: Emitter) -> bool:
+    """Whether a call has complete texts."""
+    return "page_ids" not in emitter.graph.inputs

@@ -347,9 +347,12 @@ def test_scores_by_distance_and_normalized_values_are_those_of_the_reference(
             np.testing.assert_allclose(own, expected, rtol=1e-4)
 
 
+# Texts that are read at once, and in chunks of 64 tokens with recurrent states.
 @pytest.mark.exhaustive
-def test_a_decision_head_decides_as_in_transformers(page: Page, site: Path, tmp_path: Path) -> None:
-    write_judge(tmp_path / "checkpoint")
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5_text"])
+def test_a_decision_head_decides_as_in_transformers(family: str, page: Page, site: Path, tmp_path: Path) -> None:
+    write_judge(tmp_path / "checkpoint", family)
+    shutil.rmtree(site / "decider", ignore_errors=True)
     with few_kernels(tokens="many"):
         options = CompileOptions(quantization="f32", activations=("float32",), context=800)
         compile_model(str(tmp_path / "checkpoint"), site / "decider", options)

@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from decoder_families import TOKENS, make_family
+from decoder_families import HYBRIDS, TOKENS, make_family, randomize
 from plain_target import compile_plain
-from tiny_models import write_modules
+from tiny_models import SIZES, write_modules, write_tokenizer
 from tolerances import F32, OF_ACTIVATION, relative_error
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.cli import main
 from nearfar.compiler.ir.sampling import Sampler
 from nearfar.compiler.runtime.encoder_batch import make_text_batch
-from nearfar.compiler.runtime.encoding import embed
+from nearfar.compiler.runtime.encoding import Text, embed, encode
 from nearfar.compiler.runtime.errors import RequestError, UnsupportedModel
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
@@ -67,30 +67,43 @@ def test_a_vector_is_transformers_last_hidden_state_of_length_one(
     assert relative_error(found, unit(last_hidden)) < F32
 
 
-def test_layers_that_need_pages_make_the_vector_of_the_last_token_in_chunks(tmp_path: Path) -> None:
-    """OLMo 2's norms of queries and keys are over all heads."""
+# OLMo 2's norms of queries and keys are over all heads; two of Qwen 3.5's layers have recurrent states.
+@pytest.mark.parametrize(("family", "base"), [("olmo2", "AutoModel"), ("qwen3_5_text", "Qwen3_5TextModel")])
+def test_layers_that_need_pages_or_states_make_the_vector_of_the_last_token_in_chunks(
+    family: str, base: str, tmp_path: Path
+) -> None:
     import torch
     import transformers
 
-    make_family("olmo2", tmp_path / "checkpoint")
+    make_family(family, tmp_path / "checkpoint")
     write_modules(tmp_path / "checkpoint", behind=())
     bundle = compile_plain(tmp_path / "checkpoint", tmp_path / "bundle", "f32", 64)
     assert bundle.manifest.paged
-    model = transformers.AutoModel.from_pretrained(tmp_path / "checkpoint", dtype=torch.float32).eval()
+    model = getattr(transformers, base).from_pretrained(tmp_path / "checkpoint", dtype=torch.float32).eval()
     with torch.no_grad():
         expected = model(torch.tensor([TOKENS])).last_hidden_state[0, -1].numpy()
     for chunk in (len(TOKENS), 16, 7):
         assert relative_error(embed(ReferenceRunner(bundle), TOKENS, chunk=chunk), expected) < F32
     write_modules(tmp_path / "checkpoint", "mean_tokens")
-    with pytest.raises(UnsupportedModel, match="pooling mean with 0 dense layers, but its layers"):
+    with pytest.raises(UnsupportedModel, match="makes vectors of texts by pooling mean, but its layers"):
         compile_plain(tmp_path / "checkpoint", tmp_path / "mean", "f32", 64)
 
 
-def test_vectors_of_recurrent_layers_are_refused_by_name(tmp_path: Path) -> None:
-    make_family("qwen3_5_text", tmp_path / "checkpoint")
-    write_modules(tmp_path / "checkpoint", behind=())
-    with pytest.raises(UnsupportedModel, match=r"this qwen3_5_text model has recurrent layers, of which vectors"):
-        compile_plain(tmp_path / "checkpoint", tmp_path / "bundle", "f32", 64)
+def test_scores_of_recurrent_layers_are_transformers(tmp_path: Path) -> None:
+    import torch
+    import transformers
+
+    _, config = HYBRIDS["qwen3_5_text"]
+    settings = transformers.Qwen3_5TextConfig(**{**SIZES, **config, "num_labels": 3, "pad_token_id": 0})
+    model = transformers.Qwen3_5ForSequenceClassification(settings).float().eval()
+    randomize(model)
+    model.save_pretrained(tmp_path / "checkpoint")
+    write_tokenizer(tmp_path / "checkpoint")
+    runner = ReferenceRunner(compile_plain(tmp_path / "checkpoint", tmp_path / "bundle", "f32", 64))
+    with torch.no_grad():
+        expected = model(torch.tensor([TOKENS])).logits[0].numpy()
+    (found,) = encode(runner, [Text(TOKENS)], chunk=7)
+    assert relative_error(found, expected) < F32
 
 
 @pytest.mark.usefixtures("vulkan")

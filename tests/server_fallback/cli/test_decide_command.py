@@ -104,6 +104,7 @@ def test_the_file_that_pages_read_is_the_one_that_is_written(
         (["--fit", "empty.jsonl", "-o", "calibration.json"], "has no example"),
         (["--fit", "wrong.jsonl", "-o", "calibration.json"], "examples[0].answers.rooms answers no question"),
         (["-"], "the text on standard input is empty"),
+        ([""], "the text is empty; pass a text"),
         (["go", "--calibration", "missing.json"], "cannot be read"),
         (["go", "--calibration", "wrong.jsonl"], "it must have a calibration of nearfar decide --fit"),
     ],

@@ -26,8 +26,9 @@ from tiny_decisions import (
 )
 from tiny_models import write_tokenizer
 
-from nearfar.compiler.bundle.folder import open_bundle
-from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.bundle.folder import open_any
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
+from nearfar.compiler.runtime.errors import UnsupportedModel
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.cli import decide as decide_command
@@ -40,15 +41,27 @@ from nearfar.server_fallback.schema.decide import DecideRequest, DecideResponse
 from nearfar.server_fallback.schema.models import LoadRequest
 
 STATE = "dim the </s> lights"
+# With a question, several steps of the engine and of every chunk of a kernel.
+LONG = "dim the lights, é " * 13
 CHAT = [{"role": "user", "content": "dim the lights"}, {"role": "assistant", "content": "Which é?"}]
-FORMS = ("judge", *(pytest.param(form, marks=pytest.mark.exhaustive) for form in ("decider", "saved")))
-Bundles = Callable[[str], Path]
+# The bases of "recurrent" and "shared" need states, and pages that layers share.
+FORMS = (
+    ("judge", "cpu"),
+    ("judge", "onnx"),
+    ("recurrent", "cpu"),
+    ("recurrent", "onnx"),
+    *(pytest.param(form, "cpu", marks=pytest.mark.exhaustive) for form in ("decider", "saved", "shared")),
+)
+Bundles = Callable[[str, str], Path]
 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("decisions")
     write_judge(folder / "judge")
+    # JEV-9B's has a head that generates text beside, too.
+    write_judge(folder / "recurrent", "qwen3_5_text", tie_word_embeddings=False)
+    write_judge(folder / "shared", "gemma4_text")
     write_decider(folder / "decider")
     model = theirs(folder / "judge")
     model.save_pretrained(folder / "saved")
@@ -61,10 +74,10 @@ def bundles(checkpoints: Path) -> Bundles:
     """The bundle of a form, compiled when it is first asked for."""
 
     @cache
-    def bundle(form: str) -> Path:
-        options = CompileOptions(target="cpu", quantization="f32", context=800)
+    def bundle(form: str, target: str) -> Path:
+        options = CompileOptions(target=target, quantization="f32", context=800)
         with one_compilation(), few_kernels():
-            return compile_model(str(checkpoints / form), checkpoints / f"{form}-cpu", options).path
+            return compile_any(str(checkpoints / form), checkpoints / f"{form}-{target}", options).path
 
     return bundle
 
@@ -74,21 +87,22 @@ async def opened(bundle: Path) -> Any:
     return await (await LocalOpener(small).prepare(str(bundle), None)).open()
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_probabilities_are_those_of_transformers(form: str, checkpoints: Path, bundles: Bundles) -> None:
-    given: list[dict[str, Any]] = [{"context": STATE}, {"messages": CHAT}, {"context": ""}]
+@pytest.mark.parametrize(("form", "target"), FORMS)
+def test_probabilities_are_those_of_transformers(form: str, target: str, checkpoints: Path, bundles: Bundles) -> None:
+    given: list[dict[str, Any]] = [{"context": text} for text in (STATE, LONG, "")] + [{"messages": CHAT}]
 
     async def work() -> list[DecideResponse]:
-        executor = await opened(bundles(form))
+        executor = await opened(bundles(form, target))
         try:
             assert isinstance(executor, Decides)
             asked = [{"model": "a", "questions": QUESTIONS, **each} for each in given]
-            return [await executor.decide(DecideRequest.model_validate(each), Call("1")) for each in asked]
+            decide = (executor.decide(DecideRequest.model_validate(each), Call("1")) for each in asked)
+            return list(await asyncio.gather(*decide))
         finally:
             await executor.close()
 
     model = theirs(checkpoints / form)
-    assert open_bundle(bundles(form)).manifest.task == "decide"
+    assert open_any(bundles(form, target)).manifest.task == "decide"
     for answer, each in zip(asyncio.run(work()), given, strict=True):
         expected = their_probabilities(model, checkpoints / form, next(iter(each.values())))
         found = option_probabilities(answer.model_dump()["decisions"])
@@ -98,10 +112,15 @@ def test_probabilities_are_those_of_transformers(form: str, checkpoints: Path, b
         assert [each.mass for each in answer.decisions.values()] == pytest.approx([1.0] * len(QUESTIONS))
 
 
+def test_onnx_refuses_a_base_that_needs_pages_by_name(bundles: Bundles) -> None:
+    with pytest.raises(UnsupportedModel, match="need pages of keys and values, which onnx bundles of embeddings"):
+        bundles("shared", "onnx")
+
+
 def test_what_a_decision_head_cannot_do_is_refused_by_name(bundles: Bundles) -> None:
     async def work() -> list[Any]:
         registry = Registry(LocalOpener(LocalOptions(own_process=False, max_sequences=4)))
-        await registry.load(LoadRequest(model=str(bundles("judge")), name="judge"))
+        await registry.load(LoadRequest(model=str(bundles("judge", "cpu")), name="judge"))
         try:
             app = create_app(registry, ApiConfig())
             asked = {
@@ -143,8 +162,9 @@ def test_what_a_decision_head_cannot_do_is_refused_by_name(bundles: Bundles) -> 
 
 
 def test_the_command_decides_by_a_head(bundles: Bundles, tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "questions.json").write_text(json.dumps(QUESTIONS))
-    options = Decide(model=str(bundles("judge")), context=STATE, questions=tmp_path / "questions.json", json=True)
+    questions, model = tmp_path / "questions.json", str(bundles("judge", "cpu"))
+    questions.write_text(json.dumps(QUESTIONS))
+    options = Decide(model=model, context=STATE, questions=questions, json=True)
     decide_command.run(options)
     found = json.loads(capsys.readouterr().out)["decisions"]
     assert found.keys() == QUESTIONS.keys()

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 import pytest
+from decoder_families import make_family
 from plain_target import compile_plain
 from tiny_encoders import CONTEXT, logits_of, make_encoder, rows_of, texts_of, write_json
 from tiny_models import write_modules
@@ -82,6 +83,21 @@ def test_vectors_of_padded_texts_are_those_of_each_text_alone(
         assert relative_error(found["last_hidden_state"][index, where], expected) < F32
         vector = pools[pooling](expected)
         assert relative_error(found["sentence_embedding"][index], vector / np.linalg.norm(vector)) < F32
+
+
+# The convolution of Falcon-H1 has a bias, which makes other numbers of padding.
+@pytest.mark.parametrize(("family", "base"), [("falcon_h1", "FalconH1Model"), ("qwen3_5_text", "Qwen3_5TextModel")])
+def test_states_of_recurrent_layers_begin_after_the_padding(family: str, base: str, tmp_path: Path) -> None:
+    import transformers
+
+    make_family(family, tmp_path / "checkpoint")
+    write_modules(tmp_path / "checkpoint", behind=())
+    model = getattr(transformers, base).from_pretrained(tmp_path / "checkpoint").float().eval()
+    found = run_padded(exported(tmp_path / "checkpoint", tmp_path / "onnx"), left=True)
+    for index, text in enumerate(TEXTS):
+        expected = rows_of(model, text)
+        assert relative_error(found["last_hidden_state"][index, CONTEXT - len(text) :], expected) < F32
+        assert relative_error(found["sentence_embedding"][index], expected[-1]) < F32
 
 
 @pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification"])

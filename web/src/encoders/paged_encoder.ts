@@ -1,4 +1,5 @@
-// The engine of decoders that make vectors, whose keys and values are in pages: a long text takes several batches.
+// The engine of decoders that make vectors or scores, whose keys and values are in pages, and recurrent states in slots: a
+// long text takes several batches.
 //
 // Nothing is cached from one request to the next, so requests run one after the other, and each has all pages of the
 // pool.
@@ -13,11 +14,15 @@ import type { TextRunner } from "../engine/step_runner.js";
 import type { EncodingEngine, TokenText } from "./encoder_model.js";
 import { requireNumbers } from "./encoder_model.js";
 
-/** One text in progress: ``done`` of its tokens are in its pages, those of each group in the order of their use. */
+/**
+ * One text in progress: ``done`` of its tokens are in its pages, those of each group in the order of their use, and
+ * ``state`` is the slot of its states.
+ */
 interface Text {
   readonly ids: readonly number[];
   readonly index: number;
   pages: PagesByGroup;
+  state: number;
   done: number;
 }
 
@@ -50,7 +55,7 @@ export class PagedEncoder implements EncodingEngine {
   }
 
   /**
-   * The vector of each text: the output of the model's last norm. Throws RequestError, DeviceError, or the signal's
+   * The vector of each text: the output of the model's last norm, or the scores of its head. Throws RequestError, DeviceError, or the signal's
    * reason.
    */
   async encode(given: readonly TokenText[], signal?: AbortSignal): Promise<readonly Float32Array[]> {
@@ -83,10 +88,11 @@ export class PagedEncoder implements EncodingEngine {
     texts: readonly (readonly number[])[],
     signal: AbortSignal | undefined,
   ): Promise<readonly Float32Array[]> {
-    const { pageSize, groups, tokens, sequences } = this.#runner.limits;
+    const { pageSize, groups, tokens, sequences, states: slots = 0 } = this.#runner.limits;
     const vectors: Float32Array[] = [];
     const free = groups.map(({ pages }) => Array.from({ length: pages }, (_, page) => page));
-    const waiting = texts.map((ids, index): Text => ({ ids, index, pages: [], done: 0 }));
+    const states = Array.from({ length: slots }, (_, slot) => slot);
+    const waiting = texts.map((ids, index): Text => ({ ids, index, pages: [], state: 0, done: 0 }));
     let running: Text[] = [];
     let before = Promise.resolve();
     while (waiting.length + running.length > 0) {
@@ -97,6 +103,7 @@ export class PagedEncoder implements EncodingEngine {
         const counts = groups.map((group) => pagesOfSequence(group, sizes));
         if (counts.some((count, group) => count > (free[group]?.length ?? 0))) break;
         next.pages = free.map((some, group) => some.splice(0, counts[group]));
+        next.state = states.pop() ?? 0;
         running.push(next);
         waiting.shift();
       }
@@ -111,12 +118,16 @@ export class PagedEncoder implements EncodingEngine {
         const length = Math.ceil(text.done / pageSize);
         const pages = text.pages.map((own) => Array.from({ length }, (_, index) => own[index % own.length] ?? -1));
         addTokens(batch, part, text.done - part.length, pages, pageSize);
+        if (slots > 0) batch.state_slots.push(text.state, text.state);
         if (text.done === text.ids.length) sampleLast(batch);
       }
       const ended = running.filter(({ ids, done }) => done === ids.length);
       running = running.filter((text) => !ended.includes(text));
-      // Batches run in order, so the next text on these pages writes to them later.
-      for (const text of ended) text.pages.forEach((own, group) => free[group]?.push(...own));
+      // Batches run in order, so the next text on these pages and in this slot writes to them later.
+      for (const text of ended) {
+        text.pages.forEach((own, group) => free[group]?.push(...own));
+        if (slots > 0) states.push(text.state);
+      }
       const encoded = this.gate
         .through(() => this.#runner.encode(batch))
         .then((rows) => {

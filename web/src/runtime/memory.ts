@@ -154,7 +154,7 @@ export function limitsOf(
     vocabSize: spec.vocab_size,
     adapters: manifest.lora === null ? 0 : maxAdapters,
     // While drafts are checked, the state before them is retained.
-    states: isRecurrent ? maxSequences * (drafts > 0 ? 2 : 1) + stateSnapshots : 0,
+    states: isRecurrent ? maxSequences * (drafts > 0 ? 2 : 1) + (generates ? stateSnapshots : 0) : 0,
     draftPages: manifest.plans.draft === undefined ? 0 : (groups[0]?.pages ?? 0),
     patches: manifest.plans.vision === undefined ? 0 : patches,
   };

@@ -11,23 +11,35 @@ import { FakeRunner } from "../engine/fake_runner.js";
 const LIMITS = {
   tokens: 8,
   sequences: 3,
+  states: 3,
   groups: [{ pages: 6, window: Infinity }],
   pageSize: 4,
   context: 24,
   vocabSize: 100,
 };
 
-/** A runner whose pages hold token ids. A text's vector is (the number of its tokens, their sum, the first token). */
+/**
+ * A runner whose pages hold token ids, and whose states hold sums of them. A text's vector is (the number of its tokens,
+ * their sum, the first token, the sum that its state has).
+ */
 class PageRunner implements TextRunner {
   readonly limits = LIMITS;
   readonly batches: Batch[] = [];
   readonly #cells = new Int32Array(6 * LIMITS.pageSize);
+  readonly #sums = new Int32Array(LIMITS.sequences);
 
   constructor(private readonly fails = Infinity) {}
 
   async encode(batch: Batch): Promise<Float32Array> {
     this.batches.push(batch);
     batch.slots.forEach((slot, row) => (this.#cells[slot] = batch.token_ids[row] ?? -1));
+    const slots = batch.state_slots ?? [];
+    const sums = batch.seq_starts.slice(1).map((end, sequence) => {
+      const start = batch.seq_starts[sequence] ?? 0;
+      const before = batch.positions[start] === 0 ? 0 : (this.#sums[slots[2 * sequence] ?? -1] ?? NaN);
+      return batch.token_ids.slice(start, end).reduce((sum, id) => sum + id, before);
+    });
+    sums.forEach((sum, sequence) => (this.#sums[slots[2 * sequence + 1] ?? -1] = sum));
     const vectors = batch.sample_rows.flatMap((row) => {
       const sequence = batch.seq_starts.filter((start) => start <= row).length - 1;
       const pages = batch.page_ids.slice(batch.page_indptr[sequence], batch.page_indptr[sequence + 1]);
@@ -35,7 +47,7 @@ class PageRunner implements TextRunner {
       const ids = pages
         .flatMap((page) => [...this.#cells.subarray(page * LIMITS.pageSize, (page + 1) * LIMITS.pageSize)])
         .slice(0, length);
-      return [length, ids.reduce((sum, id) => sum + id, 0), ids[0] ?? -1];
+      return [length, ids.reduce((sum, id) => sum + id, 0), ids[0] ?? -1, sums[sequence] ?? NaN];
     });
     await Promise.resolve();
     if (this.batches.length > this.fails) throw new DeviceError("the fake device is lost");
@@ -54,7 +66,10 @@ const TEXTS: readonly (readonly number[])[] = [
   text(8, 3),
   text(5, 0),
 ];
-const VECTORS = TEXTS.map((ids) => [ids.length, ids.reduce((sum, id) => sum + id, 0), ids[0] ?? -1]);
+const VECTORS = TEXTS.map((ids) => {
+  const sum = ids.reduce((before, id) => before + id, 0);
+  return [ids.length, sum, ids[0] ?? -1, sum];
+});
 
 const asTexts = (ids: readonly (readonly number[])[]) => ids.map((each) => ({ ids: each }));
 const lists = (vectors: readonly Float32Array[]): number[][] => vectors.map((vector) => [...vector]);
@@ -62,10 +77,11 @@ const lists = (vectors: readonly Float32Array[]): number[][] => vectors.map((vec
 test("texts of any length share batches and pages within the limits", async () => {
   const runner = new PageRunner();
   expect(lists(await new PagedEncoder(runner, noOther).encode(asTexts(TEXTS)))).toEqual(VECTORS);
-  for (const { token_ids, seq_starts, page_ids } of runner.batches) {
+  for (const { token_ids, seq_starts, page_ids, state_slots } of runner.batches) {
     expect(token_ids.length).toBeLessThanOrEqual(LIMITS.tokens);
     expect(seq_starts.length - 1).toBeLessThanOrEqual(LIMITS.sequences);
     expect(new Set(page_ids).size).toBe(page_ids.length);
+    expect(new Set(state_slots).size).toBe(seq_starts.length - 1);
   }
   const tokens = TEXTS.flat().length;
   expect(runner.batches.length).toBeLessThan(tokens / LIMITS.tokens + TEXTS.length);
@@ -77,7 +93,7 @@ test("texts that are longer than the window use its pages again", async () => {
     { pages: 16, window: 5 },
   ];
   for (const own of [groups, groups.slice(1)]) {
-    const limits = { ...LIMITS, groups: own, context: 48, vocabSize: VOCAB };
+    const limits = { ...LIMITS, groups: own, states: 0, context: 48, vocabSize: VOCAB };
     const runner = new FakeRunner(limits);
     const encode = async (batch: Batch): Promise<Float32Array> =>
       Float32Array.from((await runner.submit(batch)).tokenIds);
