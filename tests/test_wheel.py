@@ -165,22 +165,33 @@ def test_an_editable_install_without_a_network_fails_with_the_file_that_it_needs
     assert "set NEARFAR_XGRAMMAR_WHEEL to its path" in done.stderr
 
 
+# tests/web/test_documents_page.py has the documents page, which the command drives here.
+@pytest.mark.parametrize(
+    "with_documents", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["chat", "documents"]
+)
 @pytest.mark.usefixtures("chromium")
-def test_the_installed_commands_compile_run_and_demonstrate(installed: Installed, tmp_path: Path) -> None:
+def test_the_installed_commands_compile_run_and_demonstrate(
+    with_documents: bool, installed: Installed, tmp_path: Path
+) -> None:
     found = run([installed.python, "-c", "import nearfar.web as web; print(*web.__path__)"], tmp_path).strip()
     assert Path(found).is_relative_to(installed.python.parents[1])
     installed.nearfar("compile", "demo", "-o", "bundle", folder=tmp_path)
     assert ANSWER in installed.nearfar("run", "bundle", QUESTION, "--runner", "numpy", folder=tmp_path)
-    (tmp_path / "notes.md").write_text(NOTES)
-    asked = ("--prompt", QUESTION, "--document", "notes.md", "--question", "cancel loading a model")
-    printed = installed.nearfar("demo", "bundle", *asked, "--screenshot", "demo.png", folder=tmp_path)
+    asked = ["--prompt", QUESTION, "--screenshot", "demo.png"]
+    if with_documents:
+        (tmp_path / "notes.md").write_text(NOTES)
+        asked += ["--document", "notes.md", "--question", "cancel loading a model"]
+    printed = installed.nearfar("demo", "bundle", *asked, folder=tmp_path)
     assert ANSWER in printed
     assert "tokens/s" in printed
     assert "--serve" in printed
-    # No word of the question is in the passage that the encoder puts first.
-    first = printed.partition("cancel loading a model")[2]
-    assert "Signals" in first.partition("\n2 ")[0]
-    for file in (tmp_path / "demo.png", tmp_path / "demo-documents.png"):
+    files = [tmp_path / "demo.png"]
+    if with_documents:
+        # No word of the question is in the passage that the encoder puts first.
+        first = printed.partition("cancel loading a model")[2]
+        assert "Signals" in first.partition("\n2 ")[0]
+        files.append(tmp_path / "demo-documents.png")
+    for file in files:
         assert file.read_bytes().startswith(b"\x89PNG")
 
 

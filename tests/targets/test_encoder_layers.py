@@ -52,11 +52,12 @@ def runner_of(target: str, bundle: Bundle, request: pytest.FixtureRequest) -> Pl
 @pytest.mark.parametrize(
     ("family", "target"),
     [
-        *(("bert", "webgpu"), ("bert", "cuda"), ("mpnet", "webgpu"), ("deberta-v2", "cpu")),
+        *(("bert", "webgpu"), ("bert", "cuda"), ("deberta-v2", "cpu")),
         *(("embedding_gemma2_text", "cpu"), ("openai_privacy_filter", "cpu")),
         pytest.param("bert", "cpu", marks=pytest.mark.exhaustive),
         pytest.param("deberta-v2", "webgpu", marks=pytest.mark.exhaustive),
         pytest.param("jina_embeddings_v3", "webgpu", marks=pytest.mark.exhaustive),
+        pytest.param("mpnet", "webgpu", marks=pytest.mark.exhaustive),
         pytest.param("mpnet", "cpu", marks=pytest.mark.exhaustive),
         pytest.param("embedding_gemma2_text", "webgpu", marks=pytest.mark.exhaustive),
         pytest.param("jina_embeddings_v3", "cpu", marks=pytest.mark.exhaustive),

@@ -117,7 +117,7 @@ def require_a_text_beside(runner: PlanRunner, expected: Expected, features: Sequ
 
 WATCHED = {
     ("smolvlm", "cpu"),
-    ("qwen3_vl", "webgpu"),
+    ("qwen3_vl", "numpy"),
     ("qwen3_5", "numpy"),
     ("gemma4", "cpu"),
     ("gemma4_bounded", "numpy"),
@@ -156,7 +156,8 @@ def test_videos_have_the_features_and_logits_of_transformers(
         runner.close()
 
 
-# The videos above have those of Qwen3-VL on WebGPU and of Gemma 4, and tests/web/test_pictures.py runs a SmolVLM there.
+# The videos above have those of Qwen3-VL and of Gemma 4. tests/web/test_pictures.py runs a SmolVLM on WebGPU, and
+# test_page_videos.py videos.
 USUAL = {("gemma3", "cpu"), ("gemma4_unified", "numpy"), ("gemma4_unified", "cpu")}
 USUAL |= {("smolvlm", "numpy"), ("smolvlm", "cuda"), ("lfm2_vl", "cpu")}
 USUAL |= {("qwen3_5", "cpu"), ("gemma4_bounded", "numpy")}

@@ -328,6 +328,8 @@ def test_logits_that_are_not_numbers_are_a_device_error_and_never_a_token(runner
     assert 0 <= token < VOCAB_SIZE
 
 
+# test_chat_page.py opens the page and answers without a network.
+@pytest.mark.exhaustive
 def test_the_page_answers_offline_with_the_text_that_python_decodes(context: BrowserContext, address: str) -> None:
     from nearfar.compiler.bundle.folder import open_bundle
     from nearfar.compiler.runtime.text.tokenizer import Tokenizer

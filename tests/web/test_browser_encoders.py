@@ -243,6 +243,8 @@ def reference(bundle: Path) -> tuple[Tokenizer, ReferenceRunner]:
     return Tokenizer(opened.tokenizer_files()), ReferenceRunner(opened, activation="float32")
 
 
+# test_documents_page.py embeds in Chromium, and web/test/retrieval/vectors.test.ts on SwiftShader.
+@pytest.mark.exhaustive
 def test_sixty_four_texts_are_one_submission_with_the_vectors_of_the_reference(page: Page, vectors: Path) -> None:
     found = page.evaluate(EMBED, TEXTS)
     tokenizer, runner = reference(vectors)

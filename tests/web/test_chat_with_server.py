@@ -95,6 +95,8 @@ def contents(messages: list[dict[str, Any]]) -> list[str]:
     return [message["content"] for message in messages]
 
 
+# test_chat_page.py drops the oldest turns of a full context.
+@pytest.mark.exhaustive
 def test_the_oldest_turns_are_dropped_when_the_servers_context_is_full(chat: Page, far: Server) -> None:
     for text in ("one", "two", "three"):
         ask(chat, text)
@@ -149,6 +151,8 @@ def test_a_policy_that_names_the_finder_s_labels_is_refused_with_the_kinds(chat:
     assert """write "label": "PERSON\"""" in (chat.text_content("body") or "")
 
 
+# web/test/page/lock.test.ts closes and opens locks.
+@pytest.mark.exhaustive
 def test_the_lock_of_a_conversation_is_closed_again_after_a_reload(chat: Page, far: Server) -> None:
     ask(chat, "hello")
     chat.click("#private")

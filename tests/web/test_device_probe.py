@@ -60,6 +60,8 @@ def probe(bundle: Path, *arguments: str, address_space: int | None = None) -> De
     return DeviceReport.model_validate_json(done.stdout, strict=True)
 
 
+# web/test/probe has the measurements and predictions, with a device of its own.
+@pytest.mark.exhaustive
 def test_a_probe_passes_its_test_and_predicts(bundle: Path) -> None:
     report = probe(bundle)
     assert report.refusals == []

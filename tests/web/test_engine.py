@@ -272,8 +272,9 @@ def test_the_memory_of_a_model_is_known_before_it_is_loaded(page: Page, browser:
     other.close()
 
 
-# The TypeScript tests compile every schema; here a few of them show that the engine in a browser keeps to one.
-@pytest.mark.parametrize("count", [4, pytest.param(50, marks=pytest.mark.exhaustive)])
+# The TypeScript tests compile every schema, and test_grammar.py has grammars in a browser.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("count", [4, 50])
 def test_answers_meet_their_schemas(page: Page, browser: Browser, address: str, count: int) -> None:
     usable = [schema for schema in SCHEMAS.values() if isinstance(schema, dict)][:50]
     schemas = usable[:: len(usable) // count][:count]

@@ -66,6 +66,8 @@ def far(page: Page, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield f"http://127.0.0.1:{server.port}/v1"
 
 
+# test_far_prefill.py has both decisions over a link of a fixed speed, and web/test/prefill what is measured.
+@pytest.mark.exhaustive
 def test_a_long_prompt_is_sooner_over_a_fast_link_and_later_over_a_slow_one(page: Page, far: str) -> None:
     def decided(client: str, first: str) -> dict[str, Any]:
         found: dict[str, Any] = page.evaluate("(args) => decided(...args)", [client, first + TEXT])

@@ -132,6 +132,8 @@ def ids(found: list[dict[str, Any]]) -> list[list[int]]:
     return [each["ids"] for each in found]
 
 
+# web/test/prefixes has what is stored and found, test_store.py the browser's store, and the test below its pages.
+@pytest.mark.exhaustive
 def test_a_system_message_is_not_computed_again_after_a_reload_or_in_another_tab(page: Page, site: str) -> None:
     plain = answers(page, {})
     # The second answer continues the pages of the first one.

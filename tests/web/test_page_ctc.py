@@ -59,6 +59,8 @@ def file_of(samples: Any) -> str:
     return base64.b64encode(wav(samples.astype("<f4").tobytes(), 3, 32)).decode()
 
 
+# web/test/shared/ctc.test.ts and web/test/audio have words, frames and windows, targets/test_parakeet.py the kernels.
+@pytest.mark.exhaustive
 def test_words_of_long_sound_are_those_of_python(page: Page, bundle: Bundle) -> None:
     segments, whole = page.evaluate("(text) => transcribe(text, {})", file_of(SAMPLES))
     runner = ReferenceRunner(bundle, activation="float32")
@@ -74,6 +76,7 @@ def test_words_of_long_sound_are_those_of_python(page: Page, bundle: Bundle) -> 
         assert own["compression_ratio"] == pytest.approx(other.compression_ratio, abs=1e-3)
 
 
+@pytest.mark.exhaustive
 def test_the_test_of_the_bundle_has_run_and_what_it_does_not_do_is_refused(page: Page) -> None:
     assert page.evaluate("engine.info.selfTest.state") == "passed"
     for options, message in (

@@ -150,6 +150,8 @@ def test_a_file_that_is_no_sound_is_refused_by_name(browser: Browser, model: Pat
 
 
 # test_chat_page.py has a recording that nothing hears.
+# test_page_hearing.py has a model that hears, and test_pictures.py files that are dropped and pasted.
+@pytest.mark.exhaustive
 def test_a_model_that_hears_reads_a_recording_itself(browser: Browser, chromium: str, tmp_path: Path) -> None:  # noqa: ARG001
     with chat_page(browser, light_copy(page_listener(), tmp_path / "bundle")) as page:
         drop(page, wav_file(32 * 90), "talk.wav", "audio/wav")

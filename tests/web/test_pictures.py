@@ -200,8 +200,8 @@ def test_an_engine_in_a_worker_answers_about_pictures(page: Page, expected: Expe
     assert [each["ids"] for each in found] == [expected[index][1] for index in (0, 1, 0, 2)]
 
 
-# web/test/images has what is stored of messages, and web/test/session.test.ts sessions; test_kept_prefixes.py and the
-# exhaustive tests of test_engine.py have the browser's storage of pages.
+# web/test/images has what is stored of messages, and web/test/session.test.ts sessions; the exhaustive tests
+# of test_kept_prefixes.py and test_engine.py have the browser's storage of pages.
 @pytest.mark.exhaustive
 def test_a_saved_session_keeps_its_pictures(page: Page, expected: Expected) -> None:
     found: dict[str, Any] = page.evaluate("""async () => {
@@ -259,6 +259,8 @@ def test_a_session_of_the_prompt_api_sees_images(page: Page) -> None:
     assert answers[0] == answers[1]
 
 
+# web/test/router/hybrid_described.test.ts has both sides and descriptions.
+@pytest.mark.exhaustive
 def test_both_sides_and_descriptions_read_the_pictures_that_a_page_has(page: Page) -> None:
     found: dict[str, Any] = page.evaluate("""async () => {
         const { Hybrid } = await import("./hybrid.js");

@@ -107,6 +107,8 @@ def test_a_file_becomes_the_text_of_python_whose_times_light_up_on_a_readable_pa
     require_accessible(page)
 
 
+# test_microphone.py and test_voice_page.py read the microphone.
+@pytest.mark.exhaustive
 def test_what_the_microphone_hears_is_transcribed_and_can_be_played(page: Page) -> None:
     page.click("#record")
     page.wait_for_selector("#record-words:text-matches('Stop · 0:0[1-9]')")

@@ -175,6 +175,8 @@ def test_a_server_speaks(page: Page, speech: Speech) -> None:
     page.keyboard.press("Escape")
 
 
+# The chat, documents and transcripts pages, whose styles these are, are looked at in every run.
+@pytest.mark.exhaustive
 def test_the_page_reads_well_in_light_and_dark_on_a_desk_and_a_phone(page: Page) -> None:
     page.evaluate(HEARS, ["why is the sky blue, and why is the evening red?"])
     script(page, "Because air scatters blue light more than red light. ", "In the evening, little blue is left.")

@@ -166,6 +166,8 @@ def test_decisions_of_an_engine_in_a_worker_are_those_of_complete_answers(connec
         assert found == pytest.approx(expected, abs=1e-3)
 
 
+# test_near_and_far.py has both sides.
+@pytest.mark.exhaustive
 def test_the_example_of_near_or_far_runs_as_it_stands(page: Page, address: str) -> None:
     sent: list[str] = []
 

@@ -29,14 +29,6 @@ from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.executors.text_model import TextModel
 from nearfar.server_fallback.text.messages_form import FAILED
 
-try:
-    import anthropic
-except ModuleNotFoundError:
-    anthropic = None
-try:
-    import agents
-except ModuleNotFoundError:
-    agents = None
 CONTEXT = 8192
 
 
@@ -134,7 +126,10 @@ def check_cached(number: int, prompt: int, cached: int) -> None:
 
 
 def test_anthropic_s_client_streams_the_same_turns(address: str) -> None:
-    if anthropic is None:
+    # Not at the top: each process that collects tests would need seconds for the import.
+    try:
+        import anthropic
+    except ModuleNotFoundError:
         lacks("the package anthropic is not installed")
     stays = {"cache_control": {"type": "ephemeral"}}
     asked: dict[str, Any] = {
@@ -180,7 +175,9 @@ def test_anthropic_s_client_streams_the_same_turns(address: str) -> None:
 )
 def test_openai_s_agents_run_the_turns(address: str, streams: bool) -> None:
     """Over /v1/responses, its default: from the task through calls and their results to the answer."""
-    if agents is None:
+    try:
+        import agents
+    except ModuleNotFoundError:
         lacks("the package openai-agents is not installed")
     expected = [(call, result) for step in STEPS for call, result in zip(step.calls, step.results, strict=True)]
     called = list[tuple[str, dict[str, Any]]]()
