@@ -25,4 +25,4 @@ def test_no_fault_loses_repeats_or_changes_an_answer(tmp_path: Path, monkeypatch
         verdict = run(running, SECONDS, CLIENTS, seed=1)
     failed = [each for each in verdict.criteria() if not each.holds]
     assert not failed, (failed, verdict.to_json()["findings"])
-    assert {each.server for each in verdict.faults} == {"models", "store"}
+    assert {each.server for each in verdict.faults} == {"models", "store", "gateway"}
