@@ -233,10 +233,13 @@ class Fleet:
                     totals[name] = totals.get(name, 0.0) + float(line.rpartition(" ")[2])
         return totals
 
-    async def run(self, requests: Sequence[Request]) -> list[Result]:
+    async def run(self, requests: Sequence[Request], first: int = 0) -> list[Result]:
+        """``first``: the number of the first prompt, see `prompt_of`."""
         async with httpx.AsyncClient(timeout=3600, limits=httpx.Limits(max_connections=None)) as client:
             self.started = time.perf_counter()
-            return list(await asyncio.gather(*(self._send(client, each, index) for index, each in enumerate(requests))))
+            return list(
+                await asyncio.gather(*(self._send(client, each, index) for index, each in enumerate(requests, first)))
+            )
 
     async def _send(self, client: httpx.AsyncClient, request: Request, number: int) -> Result:
         started = self.started

@@ -5,10 +5,10 @@ The servers are real: processes of workers, a gateway, HTTP, the engine and tran
 (`paced_device`): a step takes the time that the costs say, so other work on the machine, or too few cores for all
 workers, do not change what is compared.
 
-What a request costs outside the devices is the mean of requests that are alone, each after a pause as long as the mean
-gap between two requests of the load. Requests that follow each other at once are faster: on an idle machine, a short
-prompt's first token came later by 17 to 29 ms for each second since the request before it, whatever the devices did
-meanwhile. The simulation has the requests at the times at which the client sent them, not at which it planned to.
+What a request costs outside the devices is measured in a load of other requests at the same rate, with the timelines
+of `simulator_timeline.py`. Requests that are alone are no measure of it: back to back they are faster than any of the
+load, and after a pause slower, on machines whose memory becomes slow when nothing reads it (`untouched_memory`). The
+simulation has the requests at the times at which the client sent them, not at which it planned to.
 
     python tests/bench/bench_simulator.py --requests 60 -o tests/bench/results/simulator.json
 """
@@ -20,6 +20,7 @@ import asyncio
 import json
 import os
 import statistics
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -40,7 +41,7 @@ from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.server_fallback.executors.local_opener import LocalOpener
 from nearfar.server_fallback.executors.local_options import LocalOptions
-from nearfar.server_fallback.simulate.costs import Shape, StepCosts
+from nearfar.server_fallback.simulate.costs import StepCosts
 from nearfar.server_fallback.simulate.device import Device
 from nearfar.server_fallback.simulate.layout import Layout
 from nearfar.server_fallback.simulate.network import LinkSpeed
@@ -72,8 +73,11 @@ PROMPTS = {"short": (32, 128), "long": (768, 1536)}
 OUTPUTS = (24, 64)
 # Between workers on one machine, by HTTP.
 LINK_SPEED = 1e9
+# The load in which the costs of requests are measured; its prompts are none of the other's.
+OTHERS, OTHERS_SEED, OTHERS_FIRST = 30, 1000, 10_000
 # Prompts that are sent alone. No length is that of another first prompt, because equal ones would be cached.
-ALONE, ALONE_LONG = (range(8, 20), range(20, 32)), range(768, 776)
+ALONE_LONG = range(768, 776)
+UNTOUCHED_BYTES, UNTOUCHED_SECONDS = 64 << 20, (0.0, 0.3, 1.25, 2.5)
 # What the table shows, and its factor.
 FIGURES = {
     "first token, mean, ms": ("ttft_mean", 1000), "short prompts, p50": ("ttft_short_p50", 1000),
@@ -151,8 +155,7 @@ def main() -> None:
             os.environ["NEARFAR_PACED_TIMELINE"] = str(timeline)
             fleet = Fleet(running, bundle, options.folder, workers)
             asyncio.run(fleet.run([Request(0.0, 10 + index, 2) for index in range(2 * fleet.size)]))
-            at_once = measure_alone(fleet, pace, ALONE[0], 0.0)
-            overhead = measure_alone(fleet, pace, ALONE[1], 1 / rate)
+            overhead = measure_request(fleet, timeline, make_requests(OTHERS, rate, OTHERS_SEED))
             measured = replace(device, request_seconds=overhead)
             transfer = measure_transfer(fleet, measured, workers, 1 / rate) if workers[0] else 0.0
             results = asyncio.run(fleet.run(requests))
@@ -163,7 +166,7 @@ def main() -> None:
         stages = [timelines.stages(number, each) for number, each in enumerate(results) if is_short(each)]
         found["results"][name] = {
             "machine": machine(), "requests": options.requests, "slower": options.slower, "rate": rate,
-            "load": os.getloadavg()[0], "request_seconds": overhead, "request_seconds_without_pause": at_once,
+            "load": os.getloadavg()[0], "request_seconds": overhead,
             "transfer_seconds": transfer, "real": asdict(Figures.of(real)), "simulated": asdict(Figures.of(simulated)),
             # Of short prompts; see simulator_timeline.py.
             "stages": {
@@ -178,7 +181,20 @@ def main() -> None:
             ],
         }  # fmt: skip
         options.output.write_text(json.dumps(found, indent=1) + "\n")
+    found["untouched_memory"] = {str(pause): seconds_of_memory(pause) for pause in UNTOUCHED_SECONDS}
+    options.output.write_text(json.dumps(found, indent=1) + "\n")
     report(found)
+
+
+def seconds_of_memory(pause_seconds: float) -> float:
+    """The median time to read a byte of each page of 64 MiB that nothing has read for a while."""
+    memory, times = bytearray(os.urandom(UNTOUCHED_BYTES)), []
+    for _ in range(6):
+        started = time.perf_counter()
+        sum(memory[::4096])
+        times.append(time.perf_counter() - started)
+        time.sleep(pause_seconds)
+    return statistics.median(times[1:])
 
 
 def make_bundle(folder: Path) -> Path:
@@ -227,15 +243,14 @@ def make_requests(count: int, rate: float, seed: int) -> list[Request]:
     ]
 
 
-def measure_alone(fleet: Fleet, pace: StepCosts, lengths: range, pause_seconds: float) -> float:
-    """The mean time to the first token of a prompt that is alone, after a pause, beside that of its step. These times
-    are skewed, and all of them add to those of the load.
+def measure_request(fleet: Fleet, timeline: Path, requests: Sequence[Request]) -> float:
+    """The mean time that short prompts of a load are on their way to an engine, and their first tokens back. These
+    times are skewed, and all of them add to those of the load.
     """
-    beside = []
-    for length in lengths:
-        each = time_alone(fleet, length, pause_seconds)
-        beside.append(each.ttft - pace.seconds(Shape(length, 1, 0, length**2 // 2)))
-    return max(0.0, statistics.mean(beside))
+    results = asyncio.run(fleet.run(requests, OTHERS_FIRST))
+    timelines = Timelines(timeline, fleet.started)
+    stages = [timelines.stages(number, each) for number, each in enumerate(results, OTHERS_FIRST) if is_short(each)]
+    return statistics.mean(each.reaching + each.returning for each in stages)
 
 
 def measure_transfer(fleet: Fleet, device: Device, workers: tuple[int, int, int], pause_seconds: float) -> float:

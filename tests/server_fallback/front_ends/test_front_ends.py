@@ -359,7 +359,7 @@ def test_a_front_end_that_crashes_fails_its_own_requests_and_is_started_again(se
         with pytest.raises(httpx.RemoteProtocolError):
             _ = list(lines)
 
-    def ended() -> list[tuple[int, int]]:
+    def ended() -> list[tuple[object, object]]:
         return [(line["front_end"], line["status"]) for line in server.lines("front_end_ended")]
 
     wait_until(lambda: (victim, -signal.SIGKILL) in ended())
