@@ -191,6 +191,26 @@ def simulator(argument: str) -> str:
     return f"{value * float(factor):{form}}"
 
 
+def simulated(workers: str) -> str:
+    """Of real workers and their simulation: both and the difference in percent, for each figure of the table."""
+    found = recorded("tests/bench/results/simulator.json")["results"][workers]
+    cells = []
+    for name in ("ttft_mean", "ttft_short_p50", "ttft_long_p50", "ttft_p90", "tpot_p50", "tokens_per_second"):
+        real, ours = found["real"][name], found["simulated"][name]
+        scale = 1 if name == "tokens_per_second" else 1000
+        cells.append(f"{real * scale:.0f} {ours * scale:.0f} {100 * (ours / real - 1):+.0f}")
+    return " ".join(cells)
+
+
+def stages(workers: str) -> str:
+    """Milliseconds of short prompts outside the devices, before and in their steps, real and simulated."""
+    found = recorded("tests/bench/results/simulator.json")["results"][workers]["stages"]
+    kinds = [("reaching", "returning"), ("waiting",), ("computing",)]
+    return " ".join(
+        f"{1000 * sum(found[side][name] for name in names):.0f}" for names in kinds for side in ("real", "simulated")
+    )
+
+
 @cache
 def nodes(model: str) -> tuple[int, int]:
     """The ops of a published model's graph, and the steps that the passes leave, for WebGPU in `q4f16`."""
@@ -232,6 +252,8 @@ KINDS: Mapping[str, Callable[[str], str]] = {
     "web_experts": web_experts,
     "cpu_experts": cpu_experts,
     "simulator": simulator,
+    "simulated": simulated,
+    "stages": stages,
     "ops": lambda model: str(nodes(model)[0]),
     "steps": lambda model: str(nodes(model)[1]),
 }

@@ -18,8 +18,8 @@ class Device:
     """``name`` says which model on which device, ``source`` where the costs come from. ``gpus``: how many GPUs one such
     device is, by which goodput is divided. ``cache_tokens``: the keys and values that it holds, ``token_bytes`` those
     of a token. ``step_tokens`` and ``sequences`` bound a step, as the engine's limits do; ``lookahead`` is that of
-    `EngineConfig`. ``request_seconds``: what a request costs outside the device, such as HTTP and the tokenizer. It is
-    longer after a pause, so measure it with pauses as long as those of the load.
+    `EngineConfig`. ``request_seconds``: what a request costs outside the device, such as HTTP and the tokenizer; it
+    may depend on the load, so measure it in one.
 
     Raises RequestError if the cache does not hold one sequence.
     """
