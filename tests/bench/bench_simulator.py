@@ -73,8 +73,8 @@ PROMPTS = {"short": (32, 128), "long": (768, 1536)}
 OUTPUTS = (24, 64)
 # Between workers on one machine, by HTTP.
 LINK_SPEED = 1e9
-# The load in which the costs of requests are measured; its prompts are none of the other's.
-OTHERS, OTHERS_SEED, OTHERS_FIRST = 30, 1000, 10_000
+# The load in which the costs of requests are measured, after the first ones; its prompts are none of the other's.
+OTHERS, OTHERS_SEED, OTHERS_FIRST, WARMING = 30, 1000, 10_000, 10
 # Prompts that are sent alone. No length is that of another first prompt, because equal ones would be cached.
 ALONE_LONG = range(768, 776)
 UNTOUCHED_BYTES, UNTOUCHED_SECONDS = 64 << 20, (0.0, 0.3, 1.25, 2.5)
@@ -244,12 +244,13 @@ def make_requests(count: int, rate: float, seed: int) -> list[Request]:
 
 
 def measure_request(fleet: Fleet, timeline: Path, requests: Sequence[Request]) -> float:
-    """The mean time that short prompts of a load are on their way to an engine, and their first tokens back. These
-    times are skewed, and all of them add to those of the load.
+    """The mean time that short prompts of a load are on their way to an engine, and their first tokens back, without
+    the first of them, which need code and memory that nothing has needed before.
     """
     results = asyncio.run(fleet.run(requests, OTHERS_FIRST))
     timelines = Timelines(timeline, fleet.started)
-    stages = [timelines.stages(number, each) for number, each in enumerate(results, OTHERS_FIRST) if is_short(each)]
+    warm = [*enumerate(results, OTHERS_FIRST)][WARMING:]
+    stages = [timelines.stages(number, each) for number, each in warm if is_short(each)]
     return statistics.mean(each.reaching + each.returning for each in stages)
 
 
