@@ -112,15 +112,15 @@ export function fillStates(
     const [, module = "", letter] = TENSOR.exec(name) ?? [];
     if (letter === undefined)
       throw new RequestError(
-        `${WEIGHTS}: tensor '${name}' is not a LoRA matrix; only adapters of projections are supported`,
+        `${WEIGHTS}: tensor '${name}' is not a LoRA matrix of a layer's projection, and no other is supported`,
       );
     const parts = lora.modules[module.replace(WRAPPERS, "model.")];
     const [first] = parts ?? [];
     if (parts === undefined || first === undefined) {
       const known = new Set(Object.keys(lora.modules).map((each) => each.slice(each.lastIndexOf(".") + 1)));
       throw new RequestError(
-        `${WEIGHTS}: adapts ${module}, which ${manifest.model} does not have; ` +
-          `adapters can change ${[...known].sort().join(", ")} of its layers`,
+        `${WEIGHTS}: adapts ${module}; of ${manifest.model}, ` +
+          `adapters can change ${[...known].sort().join(", ")} of its layers alone`,
       );
     }
     if (!tensors.has(name.replace(/lora_[AB]/, letter === "A" ? "lora_B" : "lora_A")))
