@@ -19,7 +19,7 @@ from nearfar.compiler.runtime.errors import RequestError
 from ..executors.executor import Call, Executor
 from ..executors.recordings import reporting
 from ..schema.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
-from ..schema.common import GenerationRequest
+from ..schema.common import ErrorResponse, GenerationRequest
 from ..schema.completions import AnswerRequest, Completion, CompletionChunk, CompletionRequest
 from ..schema.fold import ChatFold, CompletionFold
 from ..schema.functions import with_function_calls
@@ -86,12 +86,20 @@ class Kind(Generic[BodyT, ChunkT, AnswerT]):
             return await answered(self, service, body, request)
 
 
+CANCELLING: Responses = {
+    **EVERYWHERE,
+    204: {"description": "The answer has ended."},
+    400: {"model": ErrorResponse, "description": "The header Idempotency-Key is missing."},
+    404: {"model": ErrorResponse, "description": "No answer is kept under this Idempotency-Key."},
+}
+
+
 def generation_router(kinds: Sequence[Kind[Any, Any, Any]], service: Service, *, routed: bool = False) -> APIRouter:
     router = keyed_router()
     for kind in kinds:
         kind.add_route(router, service, routed=routed)
 
-    @router.post("/v1/cancel", responses=EVERYWHERE)
+    @router.post("/v1/cancel", status_code=204, responses=CANCELLING)
     async def cancel(request: Request) -> Response:
         """End the streamed answer whose request had the same Idempotency-Key."""
         if not await service.kept.cancel(request.headers, exchange_of(request)):

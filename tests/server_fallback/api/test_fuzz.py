@@ -178,8 +178,10 @@ def check(operation: Any, mode: schemathesis.GenerationMode, examples: int) -> N
     def every_answer(case: schemathesis.Case[Any]) -> None:
         # The schema cannot express all rules, for example that stream_options require stream.
         answer = case.call(headers={"Authorization": f"Bearer {KEY}"})
-        # 501 is llama.cpp's answer of a server without slots. The document has to name it.
-        chosen = [not_a_server_error] if answer.status_code == 501 else []
+        # 501 is llama.cpp's answer of a server without slots, and a request may allow one millisecond. The document has
+        # to name both.
+        may_fail = answer.status_code == 501 or (answer.status_code == 503 and "deadline_exceeded" in answer.text)
+        chosen = [not_a_server_error] if may_fail else []
         case.validate_response(answer, excluded_checks=[positive_data_acceptance, *chosen])
 
     every_answer()
