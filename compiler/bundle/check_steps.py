@@ -116,9 +116,8 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
     if name == HEARING:
         check_hearing(where, plan, manifest)
     if manifest.classifier is not None:
-        expected[CLASSIFY] = {
-            "scores": (("S" if manifest.classifier.per_token else text, len(manifest.classifier.labels)), "float32")
-        }
+        rows = "S" if manifest.classifier.per_token else text
+        expected[CLASSIFY] = {"scores": ((rows, len(manifest.classifier.labels)), "float32")}
     if name in expected:
         require(
             plan.outputs.keys() == expected[name].keys(), f"{where}.outputs", f"must be {', '.join(expected[name])}"

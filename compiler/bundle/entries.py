@@ -167,10 +167,9 @@ class PlanEntry(Entry):
     Plan "generate" computes "logits" (R, V), "next_token_ids" and "token_logprobs" (R,), "top_token_ids" and
     "top_logprobs" (W, up to 20); plan "embed" computes "embeddings", float32 and not normalised, and plan "classify"
     computes "scores", float32, for each label. A plan without pages reads complete texts: its embeddings are (B, E),
-    its scores (B, L), or (S, L) if each token has scores. With pages or states they
-    are those of sampled tokens: (R, E), (R, L). Plan "vision"
-    computes "features" (F, E), float32, of the patches of pictures; see `ops/images.py`. Plan
-    "hearing" computes "rows" (S, E), float32: the features of sound.
+    its scores (B, L), or (S, L) if each token has scores. With pages or states they are those of sampled tokens:
+    (R, E), (R, L). Plan "vision" computes "features" (F, E), float32, of the patches of pictures; see
+    `ops/images.py`. Plan "hearing" computes "rows" (S, E), float32: the features of sound.
     """
 
     inputs: dict[str, InputEntry]

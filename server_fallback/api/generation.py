@@ -19,7 +19,7 @@ from nearfar.compiler.runtime.errors import RequestError
 from ..executors.executor import Call, Executor
 from ..executors.recordings import reporting
 from ..schema.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
-from ..schema.common import ErrorResponse, GenerationRequest
+from ..schema.common import ErrorResponse, GenerationRequest, texts_of
 from ..schema.completions import AnswerRequest, Completion, CompletionChunk, CompletionRequest
 from ..schema.fold import ChatFold, CompletionFold
 from ..schema.functions import with_function_calls
@@ -36,7 +36,6 @@ from .recordings import heard
 from .route import EVERYWHERE, WITH_BODY, Responses, keyed_router, post, with_events
 from .service import Service
 from .sse import OPENAI_EVENTS, EventForm, EventStream, data_event
-from .texts import num_texts
 from .validation import check_calls
 
 # Sends the answer of an executor to an output.
@@ -207,7 +206,7 @@ async def _begin(service: Service, body: AnswerRequest, exchange: Exchange) -> E
             "invalid_value",
             "stream_options",
         )
-    num_prompts = 1 if isinstance(body, ChatCompletionRequest) else num_texts(body.prompt)
+    num_prompts = 1 if isinstance(body, ChatCompletionRequest) else len(texts_of(body.prompt))
     param, choices = "n" if num_prompts == 1 else "prompt", (body.n or 1) * num_prompts
     if choices > config.max_choices:
         message = (

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from nearfar.compiler.runtime.errors import RequestError
 
 from ..executors.executor import Call, Decides, Executor, Ranks
+from ..schema.common import texts_of
 from ..schema.decide import DecideRequest, DecideResponse
 from ..schema.embed import EmbedRequest, EmbedResponse
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
@@ -126,7 +127,7 @@ def ranking_router(service: Service) -> APIRouter:
     @router.post("/v1/classify", **CLASSIFYING)
     @router.post("/classify", **CLASSIFYING)
     async def classify(body: ClassifyRequest, request: Request) -> Response:
-        count = num_texts(body.input) * max(1, len(body.labels or ()))
+        count = len(texts_of(body.input)) * max(1, len(body.labels or ()))
         return await _rank(service, body, request, count, "input", lambda one: one.classify)
 
     return router
@@ -179,14 +180,10 @@ def encoding_call(body: EncodingRequest | DecideRequest, exchange: Exchange) -> 
     )
 
 
-def num_texts(given: str | list[str] | list[int] | list[list[int]]) -> int:
-    return 1 if isinstance(given, str) or not given or isinstance(given[0], int) else len(given)
-
-
 async def embedded(
     service: Service, body: EmbeddingRequest, request: Request, param: str = "input"
 ) -> EmbeddingResponse:
-    executor = await _begin(service, body, request, num_texts(body.input), param)
+    executor = await _begin(service, body, request, len(texts_of(body.input)), param)
     exchange = exchange_of(request)
     work = executor.embed(body, encoding_call(body, exchange))
     answer = await service.drain.run(work, request.receive, exchange.deadline)

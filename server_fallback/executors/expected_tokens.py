@@ -7,11 +7,11 @@ from __future__ import annotations
 import json
 import math
 from itertools import zip_longest
-from typing import Any
 
 from pydantic_core import to_jsonable_python
 
 from ..schema.chat import ChatCompletionRequest
+from ..schema.common import texts_of
 from ..schema.completions import AnswerRequest, CompletionRequest
 from ..schema.decide import DecideRequest
 from ..schema.embeddings import EmbeddingRequest
@@ -64,8 +64,7 @@ def _of_inputs(request: EncodingRequest) -> list[int]:
 
 
 def _of_each(texts: str | list[str] | list[int] | list[list[int]]) -> list[int]:
-    given: list[Any] = [texts] if isinstance(texts, str) or isinstance(next(iter(texts), None), int) else texts
-    return [_of(each) if isinstance(each, str) else len(each) for each in given]
+    return [_of(each) if isinstance(each, str) else len(each) for each in texts_of(texts)]
 
 
 def _of_prompt(request: CompletionRequest) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -59,6 +59,14 @@ def _require_few_texts(value: object) -> object:
 
 
 Texts = Annotated[str | Items[str] | Items[int] | Items[Items[int]], BeforeValidator(_require_few_texts)]
+
+
+def texts_of(given: str | list[str] | list[int] | list[list[int]]) -> Sequence[str | list[int]]:
+    """Each text, or the tokens of each. An empty list is a text without tokens."""
+    if isinstance(given, str):
+        return [given]
+    # A list of numbers is one text.
+    return [given] if not given or isinstance(given[0], int) else given  # type: ignore[list-item]
 
 
 def _require_nothing(value: object) -> None:

@@ -1,5 +1,5 @@
-// The engine of decoders that make vectors or scores, whose keys and values are in pages, and recurrent states in slots: a
-// long text takes several batches.
+// The engine of decoders that make vectors or scores, whose keys and values are in pages, and recurrent states in slots:
+// a long text takes several batches.
 //
 // Nothing is cached from one request to the next, so requests run one after the other, and each has all pages of the
 // pool.
@@ -55,8 +55,8 @@ export class PagedEncoder implements EncodingEngine {
   }
 
   /**
-   * The vector of each text: the output of the model's last norm, or the scores of its head. Throws RequestError, DeviceError, or the signal's
-   * reason.
+   * The vector of each text: the output of the model's last norm, or the scores of its head. Throws RequestError,
+   * DeviceError, or the signal's reason.
    */
   async encode(given: readonly TokenText[], signal?: AbortSignal): Promise<readonly Float32Array[]> {
     const texts = given.map(({ ids }) => ids);
