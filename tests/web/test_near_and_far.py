@@ -333,6 +333,9 @@ def test_a_server_of_another_kind_is_an_error_and_the_earlier_connection_stays(
     assert chat.is_hidden("#far-problem")
 
 
+# web/test/router/hybrid_failures.test.ts has servers that die, the last test here an answer that the other side
+# continues, and the tests of dialogs the looks of both sides.
+@pytest.mark.exhaustive
 def test_if_the_server_dies_near_continues_and_both_sides_read_well_in_light_and_dark_on_a_desk_and_a_phone(
     chat: Page, far_server: RecordingProxy
 ) -> None:
@@ -352,6 +355,9 @@ def test_if_the_server_dies_near_continues_and_both_sides_read_well_in_light_and
     assert chat.evaluate(NAMELESS) == []
 
 
+# web/test/journal/hybrid.test.ts has far answers that go on, and test_conversations_page.py a page that is loaded
+# again.
+@pytest.mark.exhaustive
 def test_the_chat_page_shows_the_rest_of_a_far_answer_when_it_is_loaded_again(
     browser: Browser, near_server: PageServer, far_server: RecordingProxy
 ) -> None:

@@ -97,6 +97,8 @@ def test_an_example_of_the_readme_runs_as_it_stands(page: Page, address: str, ex
         assert "100 %" in printed
 
 
+# web/test/worker/connect_engine.test.ts and web/test/webllm/worker.test.ts have pages that share an engine.
+@pytest.mark.exhaustive
 def test_the_example_of_a_service_worker_runs_as_it_stands_and_two_pages_share_its_engine(
     page: Page, address: str
 ) -> None:
