@@ -33,6 +33,8 @@ SHARED = ("/builder.py", "/tir.py")
 EXPENSIVE = re.compile(r"linear_|attention_|ragged_attention_")
 # The graph and the number of a row, in the name of a step's case: `Case` of `step_cases.py`.
 OF_STEP = re.compile(r"_(float32|float16|bfloat16|int8)_\d+$")
+# Sizes, numbers such as 0p25 and 1em06, and the digests of facts.
+NUMBER = re.compile(r"[\dx]*|(from)?\d+((p|em)\d+)?|(?=.*\d)[\da-f]{4}")
 MUTATIONS = HERE.parent / "mutate/mutations.toml"
 # What a kernel costs beside its size, in instructions of its template.
 KERNEL_COST = 500
@@ -89,7 +91,7 @@ def gpu_features(cases: Iterable[Any]) -> dict[str, Features]:
     for case in cases:
         with traced() as trace:
             kernels = case.kernels()
-        words = {word for word in case.name.split("_") if not re.fullmatch(r"[\dx]*", word)}
+        words = {word for word in case.name.split("_") if not NUMBER.fullmatch(word)}
         covered = {(trace.template, each) for each in (*trace.instructions, *words, case.dtype)}
         found[case.name] = Features(covered, trace.count + KERNEL_COST * len(kernels))
     return found

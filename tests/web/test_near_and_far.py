@@ -316,6 +316,9 @@ def test_the_lock_works_under_a_policy_with_its_own_labels(
     assert "every message that is not private" in (chat.text_content("#far-state") or "")
 
 
+# web/test/router/far.test.ts and web/test/page/network.test.ts have such servers, the next tests a form with a
+# problem.
+@pytest.mark.exhaustive
 def test_a_server_of_another_kind_is_an_error_and_the_earlier_connection_stays(
     chat: Page, near_server: PageServer, far_server: RecordingProxy
 ) -> None:
