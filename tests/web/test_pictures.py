@@ -239,9 +239,6 @@ def test_a_saved_session_keeps_its_pictures(page: Page, expected: Expected) -> N
         assert again["cached"] > 48
 
 
-# web/test/language_model/session.test.ts has images of a session, and the first test here what the engine makes of
-# them.
-@pytest.mark.exhaustive
 def test_a_session_of_the_prompt_api_sees_images(page: Page) -> None:
     answers: list[str] = page.evaluate("""async () => {
         const { createLanguageModel } = await import("./language-model.js");

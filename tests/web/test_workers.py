@@ -79,11 +79,11 @@ def page(browser: Browser) -> Iterator[Page]:
     [
         # The example of near or far has whole and streamed answers, too.
         pytest.param("openai", "streamed: 27 + 58 = 85", marks=pytest.mark.exhaustive),
-        # test_pictures.py and test_page_hearing.py have sessions of that interface.
+        # test_pictures.py has sessions of that interface.
         pytest.param("language_model", "used:", marks=pytest.mark.exhaustive),
         # A test below has decisions in a worker, the TypeScript tests have those of every kind and calibrations.
         pytest.param("decisions", "calibrated:", marks=pytest.mark.exhaustive),
-        # test_webllm.py has other uses of that interface.
+        # web/test/webllm runs WebLLM's programs on Dawn in Node.
         pytest.param("as_webllm", "message: 27 + 58 = 85", marks=pytest.mark.exhaustive),
         # A test below has an engine in a worker as well.
         pytest.param("in_worker", "from the worker: 27 + 58 = 85", marks=pytest.mark.exhaustive),
