@@ -220,8 +220,6 @@ def test_node_without_a_gpu_uses_the_second_bundle_and_states_why(
     assert answer["reason"].startswith("no bundle for WebGPU runs here; This browser has no WebGPU adapter")
 
 
-# The float32 model answers in a browser above; web/test/onnx has chats and sessions, targets/onnx models of 4 bits.
-@pytest.mark.exhaustive
 def test_the_4_bit_model_answers_chats_and_keeps_sessions_in_a_browser(page: Page) -> None:
     page.evaluate(LOAD, ["./bundle-onnx/", "./ort/ort.wasm.min.mjs"])
     script = """async () => {
