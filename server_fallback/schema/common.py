@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
+from typing_extensions import TypeAliasType
 
 from nearfar.compiler.ir.sampling import (
     DEFAULTS,
@@ -69,19 +70,19 @@ def texts_of(given: str | list[str] | list[int] | list[list[int]]) -> Sequence[s
     return [given] if not given or isinstance(given[0], int) else given  # type: ignore[list-item]
 
 
-def _require_nothing(value: object) -> None:
-    """Raises ValueError unless a value is null or empty, or contains only such values."""
+def _require_nothing(value: object) -> object:
+    """The value. Raises ValueError unless a value is null or empty, or contains only such values."""
     if isinstance(value, dict | list):
         for inner in value.values() if isinstance(value, dict) else value:
             _require_nothing(inner)
     elif value is not None and value != "":
         raise ValueError("only null or an empty value is supported here; leave it out")
+    return value
 
 
+Nothing = TypeAliasType("Nothing", "dict[str, Nothing] | list[Nothing] | Literal[''] | None")
 # Clients send back these keys of an answer's message, which are null in our answers. They are never passed on.
-Unused = Annotated[
-    dict[str, Any] | list[Any] | Literal[""] | None, AfterValidator(_require_nothing), Field(exclude=True)
-]
+Unused = Annotated[Nothing, BeforeValidator(_require_nothing), Field(exclude=True)]
 
 
 class Request(BaseModel):

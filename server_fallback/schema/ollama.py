@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PrivateAttr
+from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr
 
 from nearfar.compiler.store.parameters import Parameters
 
@@ -249,6 +249,8 @@ class OllamaVersion(Reply):
 
 class NamedModel(Request):
     """``name`` is the older key for ``model``."""
+
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["model"]}, {"required": ["name"]}]})
 
     model: Name | None = None
     name: Name | None = None

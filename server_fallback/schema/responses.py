@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeGuard
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from .chat import MAX_MESSAGES, MAX_TOOLS, JsonObjectFormat, TextFormat
@@ -123,6 +123,12 @@ class ResponseStreamOptions(Request):
 
 class PromptFields(Request):
     """What a request to count tokens has too."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [{"required": [name]} for name in ("input", "instructions", "previous_response_id")]
+        }
+    )
 
     model: str
     """The name of a model, or of a loaded LoRA adapter."""

@@ -5,18 +5,18 @@ each response, and none is a server error. So the errors of each API have the fo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import pytest
 import schemathesis
 from fake_models import FakeExecutor, FakeModels
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, settings, strategies
 from hypothesis.errors import Unsatisfiable
 from open_inference import document as open_inference
 from schemathesis.checks import load_all_checks, not_a_server_error
 from schemathesis.specs.openapi.checks import positive_data_acceptance
+from served_demo import WITH_FEW_KERNELS, Served, start
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -25,15 +25,21 @@ from nearfar.compiler.store import sources
 from nearfar.compiler.store.store import Store
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
+from nearfar.server_fallback.api.exchange import TIMEOUT_HEADER
 from nearfar.server_fallback.api.keys import read_keys
 from nearfar.server_fallback.executors.executor import Executor, Opening
 from nearfar.server_fallback.executors.registry import Registry
 from nearfar.server_fallback.executors.stored_models import StoredModels
 
-EXAMPLES, MANY_EXAMPLES = 2, 200
+EXAMPLES, LIVE_EXAMPLES, MANY_EXAMPLES = 2, 50, 200
 KEY = "sk-admin-12345678"
+ONE_KEY = {"NEARFAR_API_KEYS": f"admin={KEY}"}
+# They generate, see, hear, classify and embed.
+MODELS = ("demo", "demo-eyes", "demo-ears", "demo-encoder", "demo-finder")
 # What these do with a body that is right would not end: it downloads a model, or serves a client that reads no more.
 LEFT_OUT = ("/v1/nearfar/verify",)
+# After these the server has no model to ask.
+REMOVING = ("/sleep", "/v1/models/unload")
 KSERVE = "/kserve.json"
 OPERATIONS = (
     ("POST", "/v1/chat/completions"),
@@ -120,7 +126,7 @@ class Opener:
 
 
 def document_of(models: Any, path: str = "/openapi.json") -> Any:
-    app = create_app(models, ApiConfig(keys=read_keys(None, {"NEARFAR_API_KEYS": f"admin={KEY}"})))
+    app = create_app(models, ApiConfig(keys=read_keys(None, ONE_KEY)))
     return schemathesis.openapi.from_asgi(path, immortal(app))
 
 
@@ -166,8 +172,10 @@ def store_document(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield document_of(StoredModels(Registry(Opener()), store))
 
 
-def check(operation: Any, mode: schemathesis.GenerationMode, examples: int) -> None:
-    @given(operation.as_strategy(generation_mode=mode))
+def check(operation: Any, mode: schemathesis.GenerationMode, examples: int, models: Sequence[str] = ()) -> None:
+    """``models``: one of these takes the place of a generated name."""
+
+    @given(operation.as_strategy(generation_mode=mode), strategies.sampled_from(models or [""]))
     @settings(
         max_examples=examples,
         derandomize=examples == EXAMPLES,
@@ -175,25 +183,44 @@ def check(operation: Any, mode: schemathesis.GenerationMode, examples: int) -> N
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    def every_answer(case: schemathesis.Case[Any]) -> None:
+    def every_answer(case: schemathesis.Case[Any], model: str) -> None:
+        for part in (case.body, case.query):
+            if models and isinstance(part, dict) and isinstance(part.get("model"), str):
+                part["model"] = model
         # The schema cannot express all rules, for example that stream_options require stream.
         answer = case.call(headers={"Authorization": f"Bearer {KEY}"})
-        # 501 is llama.cpp's answer of a server without slots, and a request may allow one millisecond. The document has
-        # to name both.
-        may_fail = answer.status_code == 501 or (answer.status_code == 503 and "deadline_exceeded" in answer.text)
+        # 501 is llama.cpp's answer of a server without slots, a request may allow one millisecond, and a server without
+        # a model is not ready. The document has to name them.
+        is_late = TIMEOUT_HEADER in (case.headers or {})
+        is_unready = operation.path.startswith("/health/")
+        may_fail = answer.status_code == 501 or (answer.status_code == 503 and (is_late or is_unready))
         chosen = [not_a_server_error] if may_fail else []
         case.validate_response(answer, excluded_checks=[positive_data_acceptance, *chosen])
 
     every_answer()
 
 
-def check_all(document: Any, mode: schemathesis.GenerationMode, examples: int) -> None:
-    for found in document.get_all_operations():
-        operation = found.ok()
-        # Nothing is wrong with any request of an operation without parameters.
-        with suppress(Unsatisfiable):
-            if operation.path not in LEFT_OUT:
-                check(operation, mode, examples)
+def check_all(
+    document: Any,
+    mode: schemathesis.GenerationMode,
+    examples: int,
+    models: Sequence[str] = (),
+    left_out: Sequence[str] = LEFT_OUT,
+) -> None:
+    """Raises `ExceptionGroup` with the failures of all operations, because a run takes minutes."""
+    failures = []
+    for operation in (found.ok() for found in document.get_all_operations()):
+        if operation.path in left_out:
+            continue
+        try:
+            check(operation, mode, examples, models)
+        except Unsatisfiable:
+            pass  # Nothing is wrong with any request of an operation without parameters.
+        except Exception as failure:
+            failure.add_note(f"{operation.method.upper()} {operation.path}")
+            failures.append(failure)
+    if failures:
+        raise ExceptionGroup(f"{mode.value} requests", failures)
 
 
 @pytest.mark.parametrize(("method", "path", "mode"), in_turn(OPERATIONS))
@@ -224,3 +251,21 @@ def test_every_operation_gives_many_requests_an_answer_that_it_names(
     request: pytest.FixtureRequest, of: str, mode: schemathesis.GenerationMode
 ) -> None:
     check_all(request.getfixturevalue(of), mode, MANY_EXAMPLES)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server of real models."""
+    server = start(*MODELS, folder=tmp_path_factory.mktemp("served"), env={**WITH_FEW_KERNELS, **ONE_KEY})()
+    yield server
+    server.end()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mode", MODES)
+def test_real_models_give_generated_requests_an_answer_that_the_document_names(
+    served: Served, mode: schemathesis.GenerationMode
+) -> None:
+    document = schemathesis.openapi.from_url(f"{served.url}/openapi.json", headers={"Authorization": f"Bearer {KEY}"})
+    check_all(document, mode, LIVE_EXAMPLES, MODELS, LEFT_OUT + REMOVING)
+    assert served.process.poll() is None
