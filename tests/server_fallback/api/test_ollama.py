@@ -422,6 +422,10 @@ def test_an_error_of_the_store_is_a_line_of_a_stream(tmp_path: Path) -> None:
         first, last = lines_of(answer)
         assert (answer.status_code, first["status"], "error" in last) == (200, "creating the model", True)
         assert (await served.ask("DELETE", "/api/delete", {"name": "nope"})).status_code == 404
+        for body, says in (({}, "must name"), ({"model": "a", "name": "b"}, "differ")):
+            refused = await served.ask("DELETE", "/api/delete", body)
+            assert refused.status_code == 400
+            assert says in refused.json()["error"]
         assert (await served.ask("POST", "/api/copy", {"source": "base", "destination": "../x"})).status_code == 400
 
     run(test())
