@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
@@ -85,6 +85,19 @@ Nothing = TypeAliasType("Nothing", "dict[str, Nothing] | list[Nothing] | Literal
 Unused = Annotated[Nothing, BeforeValidator(_require_nothing), Field(exclude=True)]
 
 
+def _exactly(value: object, read: ValidatorFunctionWrapHandler) -> object:
+    literal = read(value)
+    if type(literal) is not type(value):
+        # As pydantic words it for other values.
+        raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": repr(literal)})
+    return literal
+
+
+Exact = TypeVar("Exact", bound=int)
+# A literal for one value: Python finds that false is equal to 0, and true to 1.
+Exactly = Annotated[Exact, WrapValidator(_exactly)]
+
+
 class Request(BaseModel):
     """An unknown key is an error, and so is a string in place of a number: nothing in a request is ignored or
     guessed.
@@ -113,7 +126,7 @@ IfRequested = Annotated[Value, Field(exclude_if=lambda _: False)]
 
 class StreamOptions(Request):
     include_usage: bool = False
-    include_obfuscation: Literal[False] = False
+    include_obfuscation: Exactly[Literal[False]] = False
 
 
 class StructuredOutputs(Request):
@@ -205,7 +218,7 @@ class GenerationRequest(SamplingParameters):
     """Extension, as in llama.cpp: the slot of the answer, on a server with --slot-save-path. Otherwise it has no
     effect.
     """
-    cache_prompt: Annotated[Literal[True] | None, EXTENSION_IF_SET] = None
+    cache_prompt: Annotated[Exactly[Literal[True]] | None, EXTENSION_IF_SET] = None
     """Extension, as in llama.cpp: prompts always start from what the cache has of them."""
     skip_special_tokens: Annotated[bool | None, EXTENSION] = None
     include_stop_str_in_output: Annotated[bool | None, EXTENSION_IF_SET] = None
