@@ -222,8 +222,8 @@ def check(operation: Any, mode: schemathesis.GenerationMode, examples: int, mode
         is_unready = operation.path.startswith("/health/")
         may_fail = answer.status_code == 501 or (answer.status_code == 503 and (is_late or is_unready))
         chosen = [not_a_server_error] if may_fail else []
-        if "model" in (case.query or {}):
-            # A list of one name looks like the name in an address.
+        if case.query:
+            # In an address an empty list is nothing, and a list of one name is the name.
             chosen.append(negative_data_rejection)
         case.validate_response(answer, excluded_checks=[positive_data_acceptance, *chosen])
 
