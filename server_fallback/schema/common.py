@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, PydanticKnownError
 from typing_extensions import TypeAliasType
 
 from nearfar.compiler.ir.sampling import (
@@ -44,10 +45,20 @@ NOT_NOW_STATUSES = (408, 429, 502, 503, 504, 529)
 # An error in the middle of a stream has no status; OpenAI's error types stand for one.
 STATUS_OF_TYPE = {"invalid_request_error": 400, "rate_limit_error": 429, "timeout_error": 503}
 
+TOKEN_ID = re.compile(r"0|-?[1-9][0-9]*")
 ApiTemperature = Annotated[Temperature, Field(le=2)]
 Item = TypeVar("Item")
 # Report only the first of a million invalid items: a list of a million errors takes seconds to build.
 Items = Annotated[list[Item], Field(fail_fast=True)]
+
+
+def _token_id(key: object) -> object:
+    """The token id that a key of JSON, which is a string, is in decimal digits. Two spellings of one id would be one
+    key.
+    """
+    if isinstance(key, str) and TOKEN_ID.fullmatch(key) is None:
+        raise PydanticKnownError("int_parsing")
+    return key
 
 
 def _require_few_texts(value: object) -> object:
@@ -177,10 +188,12 @@ class GenerationRequest(SamplingParameters):
     stop: str | Annotated[Items[str], Field(max_length=MAX_STOPS)] | None = None
     frequency_penalty: Annotated[FrequencyPenalty, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[PresencePenalty, Field(ge=-2, le=2)] | None = None
-    # JSON's keys are strings.
     logit_bias: (
         Annotated[
-            dict[Annotated[int, Field(strict=False)], Annotated[float, Field(ge=-100, le=100)]],
+            dict[
+                Annotated[int, Field(strict=False), BeforeValidator(_token_id)],
+                Annotated[float, Field(ge=-100, le=100)],
+            ],
             Field(max_length=MAX_LOGIT_BIASES),
         ]
         | None

@@ -23,6 +23,7 @@ from waiting import until
 
 from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.runtime.errors import QueueFull
+from nearfar.compiler.store.model import StoredModel
 from nearfar.compiler.store.store import Store
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
@@ -327,6 +328,28 @@ def test_the_client_uploads_files(tmp_path: Path) -> None:
         twin = served.store.get("twin")
         served.store.verify(twin)
         assert twin.size_bytes == own.size_bytes
+        assert list((served.store.folder / "downloads").iterdir()) == []
+
+    run(test())
+
+
+def test_a_model_is_created_though_another_one_of_the_same_files_is_complete_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = Store.create_of_files
+
+    def late(store: Store, *arguments: Any) -> StoredModel:
+        for upload in (store.folder / "downloads").glob("upload-*"):
+            upload.unlink()
+        return create(store, *arguments)
+
+    async def test() -> None:
+        served = Served(tmp_path)
+        client = client_of(served.app)
+        files = {path.name: await client.create_blob(path) for path in CHECKPOINT.iterdir() if path.is_file()}
+        monkeypatch.setattr(Store, "create_of_files", late)
+        await client.create("own", files=files)
+        served.store.verify(served.store.get("own"))
         assert list((served.store.folder / "downloads").iterdir()) == []
 
     run(test())

@@ -74,6 +74,8 @@ def refusal(model: type[BaseModel], body: Any) -> ApiError:
         ({**OK, "stop": ["a"] * 17}, "stop", None),
         ({**OK, "stop": ["a", 1]}, "stop[1]", "invalid_type"),
         ({**OK, "logit_bias": {"x": 1}}, "logit_bias.x", "invalid_type"),
+        ({**OK, "logit_bias": {"5": 1, "05": 2}}, "logit_bias.05", "invalid_type"),
+        ({**OK, "logit_bias": {"1_0": 1}}, "logit_bias.1_0", "invalid_type"),
         ({**OK, "response_format": {"type": "xml"}}, "response_format", "invalid_value"),
         (
             {**OK, "response_format": {"type": "json_schema"}},
