@@ -74,11 +74,11 @@ def published() -> Iterator[tuple[str, Path]]:
 
 @cache
 def model_table() -> tuple[Model, ...]:
-    models = [_measure(name, read_spec(path)) for name, path in published()]
+    models = [measured(name, read_spec(path)) for name, path in published()]
     return tuple(sorted(models, key=lambda model: (SUPPORTED.index(model.model_type), model.parameters)))
 
 
-def _measure(name: str, spec: ModelSpec) -> Model:
+def measured(name: str, spec: ModelSpec) -> Model:
     checkpoint = shape_checkpoint(Path(name), spec)
     target, quantization = load_target("webgpu"), quant.by_name(QUANTIZATION)
     graph = graphs_of(checkpoint, min(DEFAULT_CONTEXT, spec.max_position_embeddings))[GENERATE]

@@ -25,9 +25,10 @@ from ..schema.about import QUEUE_HEADER
 from ..speech.speaker import Speaker, open_speaker
 from .answer_record import ROUTE_HEADER
 from .config import ApiConfig
+from .document import finished
 from .drain import Drain
 from .errors import ApiError, api_error, openai_error
-from .exchange import TIMEOUT_HEADER, exchange_of
+from .exchange import exchange_of
 from .gate import Gate
 from .generation import CHAT, COMPLETION, Kind, generation_router
 from .health import health_router
@@ -180,7 +181,7 @@ def create_app(
             expose_headers=EXPOSED_HEADERS,
         )
     document = app.openapi
-    app.openapi = lambda: _without_422(document())  # type: ignore[method-assign]
+    app.openapi = lambda: finished(document())  # type: ignore[method-assign]
     return app
 
 
@@ -188,25 +189,3 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     reported, exchange = api_error(error), exchange_of(request)
     log_failure(exchange, error, reported)
     return reported.response(exchange.write_error)
-
-
-def _without_422(document: dict[str, Any]) -> dict[str, Any]:
-    """Remove FastAPI's own answer to invalid requests (422) from the document: this server answers them with OpenAI's
-    error and status 400.
-    """
-    for path in document["paths"].values():
-        for operation in path.values():
-            operation["responses"].pop("422", None)
-            if "requestBody" in operation:
-                header = {
-                    "name": TIMEOUT_HEADER,
-                    "in": "header",
-                    "schema": {"type": "integer", "minimum": 1, "maximum": 999_999_999_999},
-                }
-                operation["parameters"] = [
-                    *(p for p in operation.get("parameters", ()) if p["name"] != TIMEOUT_HEADER),
-                    header,
-                ]
-    for name in ("HTTPValidationError", "ValidationError"):
-        document.get("components", {}).get("schemas", {}).pop(name, None)
-    return document

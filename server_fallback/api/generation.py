@@ -27,6 +27,7 @@ from ..schema.pipeline import StepTime
 from ..schema.routed import RoutedChatRequest, RoutedCompletionRequest
 from ..text.output import Answering, Changed, Chunks, ChunkT, Encode, Fold, Output
 from .answer_record import AnswerRecord
+from .document import in_json
 from .errors import ApiError, WriteError, openai_error
 from .exchange import Exchange, exchange_of
 from .json_body import printable
@@ -95,8 +96,8 @@ NAMES_ANSWER = {
 CANCELLING: Responses = {
     **EVERYWHERE,
     204: {"description": "The answer has ended."},
-    400: {"model": ErrorResponse, "description": "The header Idempotency-Key is missing."},
-    404: {"model": ErrorResponse, "description": "No answer is kept under this Idempotency-Key."},
+    400: {**in_json(ErrorResponse), "description": "The header Idempotency-Key is missing."},
+    404: {**in_json(ErrorResponse), "description": "No answer is kept under this Idempotency-Key."},
 }
 
 

@@ -35,6 +35,7 @@ from ..schema.route import Route
 from ..text.messages_form import as_chat, renamed
 from ..text.output import Encode
 from ..text.translated_chat import tokenize_request
+from .document import in_json
 from .errors import ApiError
 from .exchange import Exchange, exchange_of
 from .generation import Kind
@@ -87,7 +88,7 @@ def anthropic_error(error: ApiError) -> bytes:
 
 
 def _with_errors(responses: Responses) -> Responses:
-    return {status: {**response, "model": AnthropicError} for status, response in responses.items()}
+    return {status: {**response, **in_json(AnthropicError)} for status, response in responses.items()}
 
 
 ERRORS = _with_errors(EVERYWHERE | WITH_BODY)

@@ -16,6 +16,7 @@ from ..executors.executor import Executor, TellsAbilities, UnknownModel
 from ..schema.about import API_VERSION, About, ModelAbout
 from ..schema.common import ErrorResponse
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, ModelList, UnloadAdapterRequest, UnloadRequest
+from .document import in_json
 from .errors import loading_error
 from .exchange import exchange_of
 from .model_changes import ModelChanges
@@ -33,7 +34,7 @@ def models_router(service: Service) -> APIRouter:
         return ModelList(data=list(service.models.cards()))
 
     # A model's name may contain slashes.
-    @router.get("/v1/models/{model:path}", responses={**EVERYWHERE, 404: {"model": ErrorResponse}})
+    @router.get("/v1/models/{model:path}", responses={**EVERYWHERE, 404: in_json(ErrorResponse)})
     async def one_model(model: str) -> ModelCard:
         for card in service.models.cards():
             if card.id == model:

@@ -21,6 +21,7 @@ from ..schema.responses import (
 )
 from ..text.output import Output
 from ..text.translated_chat import tokenize_request
+from .document import in_json
 from .errors import ApiError
 from .exchange import Exchange, exchange_of
 from .generation import JSON, answered, open_answer
@@ -34,14 +35,14 @@ from .stored_responses import StoredResponse, not_stored
 ONE = f"{PATH}/{{response_id}}"
 FOUND: Responses = {
     **EVERYWHERE,
-    400: {"model": ErrorResponse, "description": "A parameter is invalid; param names it."},
-    404: {"model": ErrorResponse, "description": "No such response of this client is stored."},
+    400: {**in_json(ErrorResponse), "description": "A parameter is invalid; param names it."},
+    404: {**in_json(ErrorResponse), "description": "No such response of this client is stored."},
 }
 STREAMED = with_events("As JSON: OpenAI's typed events, the last of which has the whole response")
 FOLLOWED: Responses = {
     **FOUND,
     **STREAMED,
-    409: {"model": ErrorResponse, "description": "The events of the response are not kept any more."},
+    409: {**in_json(ErrorResponse), "description": "The events of the response are not kept any more."},
 }
 CANCELLED: dict[str, Any] = {"status": "cancelled", "output": []}
 

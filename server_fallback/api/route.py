@@ -21,6 +21,7 @@ from ..schema.common import ErrorResponse
 from ..schema.ollama import OllamaError
 from ..text.json_structure import JsonStructure
 from .config import ApiConfig
+from .document import in_json
 from .drain import SHUTTING_DOWN
 from .errors import ApiError
 from .exchange import exchange_of
@@ -35,27 +36,27 @@ Responses = dict[int | str, dict[str, Any]]
 # For the OpenAPI document only; `KeyedRoute` checks the key.
 BEARER = Security(HTTPBearer(auto_error=False))
 EVERYWHERE: Responses = {
-    401: {"model": ErrorResponse, "description": "The API key is missing or wrong."},
-    403: {"model": ErrorResponse, "description": "The API key or the Host header is not allowed to do this."},
-    429: {"model": ErrorResponse, "description": "Too many requests; Retry-After states when to try again."},
-    500: {"model": ErrorResponse, "description": "The device failed, or the server has a bug."},
+    401: {**in_json(ErrorResponse), "description": "The API key is missing or wrong."},
+    403: {**in_json(ErrorResponse), "description": "The API key or the Host header is not allowed to do this."},
+    429: {**in_json(ErrorResponse), "description": "Too many requests; Retry-After states when to try again."},
+    500: {**in_json(ErrorResponse), "description": "The device failed, or the server has a bug."},
     503: {
-        "model": ErrorResponse,
+        **in_json(ErrorResponse),
         "description": "The server is not ready, or the time limit has passed; Retry-After states when to try again.",
     },
 }
 WITH_BODY: Responses = {
     **EVERYWHERE,
-    400: {"model": ErrorResponse, "description": "The request is invalid; param names the parameter."},
-    404: {"model": ErrorResponse, "description": "The model does not exist."},
-    408: {"model": ErrorResponse, "description": "The body did not arrive in time."},
-    413: {"model": ErrorResponse, "description": "The body is too large."},
-    415: {"model": ErrorResponse, "description": "The Content-Type of the body is not JSON."},
+    400: {**in_json(ErrorResponse), "description": "The request is invalid; param names the parameter."},
+    404: {**in_json(ErrorResponse), "description": "The model does not exist."},
+    408: {**in_json(ErrorResponse), "description": "The body did not arrive in time."},
+    413: {**in_json(ErrorResponse), "description": "The body is too large."},
+    415: {**in_json(ErrorResponse), "description": "The Content-Type of the body is not JSON."},
 }
 
 
 def _ollama(responses: Responses) -> Responses:
-    return {status: {**each, "model": OllamaError} for status, each in responses.items()}
+    return {status: {**each, **in_json(OllamaError)} for status, each in responses.items()}
 
 
 # Of Ollama's API, whose streams are lines of JSON.

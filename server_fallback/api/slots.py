@@ -21,6 +21,7 @@ from ..schema.slots import (
     SlotRestored,
     SlotSaved,
 )
+from .document import in_json
 from .errors import ApiError
 from .exchange import exchange_of
 from .only_model import only_model
@@ -28,7 +29,7 @@ from .route import EVERYWHERE, WITH_BODY, Responses, StoreRoute, keyed_router
 from .service import Service
 
 ACTIONS = ("save", "restore", "erase")
-NO_SLOTS: Responses = {501: {"model": ErrorResponse, "description": "The server was started without slots."}}
+NO_SLOTS: Responses = {501: {**in_json(ErrorResponse), "description": "The server was started without slots."}}
 
 
 def slots_router(service: Service) -> APIRouter:

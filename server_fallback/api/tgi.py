@@ -35,6 +35,7 @@ from ..schema.tgi import (
 )
 from ..text.output import Encode, Fold
 from ..text.requests import with_name
+from .document import in_json
 from .errors import ApiError
 from .exchange import exchange_of
 from .generation import Kind
@@ -61,7 +62,7 @@ def tgi_error(error: ApiError) -> bytes:
     return TgiError(error=error.body().error.message, error_type=kind).model_dump_json().encode()
 
 
-ERRORS = {status: {**response, "model": TgiError} for status, response in WITH_BODY.items()}
+ERRORS = {status: {**response, **in_json(TgiError)} for status, response in WITH_BODY.items()}
 INFO_ERRORS = {status: ERRORS[status] for status in (400, 404, *EVERYWHERE)}
 # Clients read every line with data as a token.
 EVENTS = EventForm(done=b": done\n\n")

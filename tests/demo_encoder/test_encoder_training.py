@@ -63,6 +63,8 @@ def test_passages_have_their_headings_and_short_texts() -> None:
     assert max(len(passage.text) for passage in markdown_passages()) < 2500
 
 
+# demo_model/test_train.py has runs that end alike bit for bit.
+@pytest.mark.exhaustive
 def test_the_same_seed_gives_the_same_weights(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "read_sources", lambda _: sources)
     trained = [train.train(TINY, Console(quiet=True)) for _ in range(2)]

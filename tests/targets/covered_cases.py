@@ -1,9 +1,10 @@
-"""Finds the cases of projections and attention that need not run in `make test`, and writes their names to
-`covered_cases.json`: `python tests/targets/covered_cases.py`, after a change of templates or of their cases.
+"""Finds the cases of projections, attention and steps' variants that need not run in `make test`, and writes their
+names to `covered_cases.json`: `python tests/targets/covered_cases.py`, after a change of templates or of their cases.
 
 Such a case executes no instruction of a template's Python code, and has no option, format or dtype with a template,
-that the cases left do not have as well. `case_selection.py` makes it exhaustive. A case that the file does not name
-runs.
+that the cases left do not have as well. What webgpu's cases left cover, cuda has once for each template and each of its
+dtypes and formats alone, because both compile the same templates. A case that a mutation of `tests/mutate` names is
+left. `case_selection.py` makes the others exhaustive. A case that the file does not name runs.
 """
 
 from __future__ import annotations
@@ -28,8 +29,13 @@ from case_selection import COVERED  # noqa: E402
 TEMPLATES = str(HERE.parents[1] / "compiler/kernels")
 # These execute the same instructions for every template.
 SHARED = ("/builder.py", "/tir.py")
-# Cases of other ops are cheap, and their names are sizes that matter.
+# The names of other ops' own cases are sizes that matter.
 EXPENSIVE = re.compile(r"linear_|attention_|ragged_attention_")
+# The graph and the number of a row, in the name of a step's case: `Case` of `step_cases.py`.
+OF_STEP = re.compile(r"_(float32|float16|bfloat16|int8)_\d+$")
+# Sizes, numbers such as 0p25 and 1em06, and the digests of facts.
+NUMBER = re.compile(r"[\dx]*|(from)?\d+((p|em)\d+)?|(?=.*\d)[\da-f]{4}")
+MUTATIONS = HERE.parent / "mutate/mutations.toml"
 # What a kernel costs beside its size, in instructions of its template.
 KERNEL_COST = 500
 
@@ -85,7 +91,7 @@ def gpu_features(cases: Iterable[Any]) -> dict[str, Features]:
     for case in cases:
         with traced() as trace:
             kernels = case.kernels()
-        words = {word for word in case.name.split("_") if not re.fullmatch(r"[\dx]*", word)}
+        words = {word for word in case.name.split("_") if not NUMBER.fullmatch(word)}
         covered = {(trace.template, each) for each in (*trace.instructions, *words, case.dtype)}
         found[case.name] = Features(covered, trace.count + KERNEL_COST * len(kernels))
     return found
@@ -118,14 +124,17 @@ def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def needless(cases: Mapping[str, Features]) -> list[str]:
-    """The names of expensive cases that the others cover, found from the most expensive one down."""
+def needless(cases: Mapping[str, Features], named: Set[str], elsewhere: Set[Any] = frozenset()) -> list[str]:
+    """The names of expensive cases that the others cover, found from the most expensive one down, without those
+    ``named`` by mutations. ``elsewhere``: the features that another target's cases cover.
+    """
     # The number of cases left that have a feature.
     left = Counter(feature for each in cases.values() for feature in each.covered)
+    candidates = [name for name in cases if (EXPENSIVE.match(name) or OF_STEP.search(name)) and name not in named]
     found = []
-    for name in sorted(filter(EXPENSIVE.match, cases), key=lambda name: -cases[name].cost):
+    for name in sorted(candidates, key=lambda name: -cases[name].cost):
         covered = cases[name].covered
-        if all(left[feature] > 1 for feature in covered):
+        if all(left[feature] > 1 or feature in elsewhere for feature in covered):
             left.subtract(covered)
             found.append(name)
     return sorted(found)
@@ -136,18 +145,35 @@ def main() -> None:
     import cuda_cases
     import kernel_cases
 
-    targets: dict[str, tuple[Callable[[], Iterable[Any]], Callable[[Iterable[Any]], dict[str, Features]]]] = {
-        "webgpu": (kernel_cases.all_cases, gpu_features),
-        "cuda": (cuda_cases.cuda_cases, gpu_features),
-        "cpu": (cpu_cases.all_cases, cpu_features),
+    Found = Callable[[], dict[str, Features]]
+    targets: dict[str, tuple[tuple[str, Found], ...]] = {
+        "webgpu": (
+            ("webgpu", lambda: gpu_features(usual(kernel_cases.all_cases()))),
+            ("webgpu steps", lambda: gpu_features(usual(kernel_cases.webgpu_steps()))),
+        ),
+        "cuda": (("cuda", lambda: gpu_features(usual(cuda_cases.cuda_cases()))),),
+        "cpu": (("cpu", lambda: cpu_features(usual(cpu_cases.all_cases()))),),
     }
-    names = {}
-    for target, (cases, features) in targets.items():
-        found = features(case for case in cases() if not case.exhaustive)
-        names[target] = needless(found)
-        cost, total = sum(found[name].cost for name in names[target]), sum(each.cost for each in found.values())
-        print(f"{target}: {len(names[target])} of {len(found)} cases are covered, {cost / total:.0%} of the cost")
+    named = set(re.findall(r"\[(\w+)\]\"", MUTATIONS.read_text()))
+    names: dict[str, list[str]] = {}
+    elsewhere: set[Any] = set()
+    for target, parts in targets.items():
+        of_parts = {part: features() for part, features in parts}
+        found = {name: each for part in of_parts.values() for name, each in part.items()}
+        covered = {*needless(found, named, elsewhere if target == "cuda" else frozenset())}
+        if target == "webgpu":
+            # Of other targets, a template's dtypes, formats and options differ in their own code.
+            left = (found[name].covered for name in found.keys() - covered)
+            elsewhere = {each for of_case in left for each in of_case if isinstance(each[1], tuple)}
+        for part, features in of_parts.items():
+            names[part] = sorted(covered & features.keys())
+        cost, total = sum(found[name].cost for name in covered), sum(each.cost for each in found.values())
+        print(f"{target}: {len(covered)} of {len(found)} cases are covered, {cost / total:.0%} of the cost")
     COVERED.write_text(json.dumps(names, indent=1) + "\n")
+
+
+def usual(cases: Iterable[Any]) -> Iterator[Any]:
+    return (case for case in cases if not case.exhaustive)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,8 @@ def logits_of(runner: Runner, bundle: Bundle, adapter: Path) -> npt.NDArray[np.f
     return logits
 
 
+# The kernels of adapters have cases, the test below has them on a CPU, and cuda/test_cuda_runner.py on a GPU.
+@pytest.mark.exhaustive
 def test_adapters_on_a_gpu_change_the_logits_as_in_transformers(
     compile_tiny: CompileTiny, tiny_checkpoints: Mapping[str, Path], tmp_path: Path
 ) -> None:

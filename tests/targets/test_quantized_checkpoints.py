@@ -66,7 +66,10 @@ def logits_of(runner: Any, page_size: int) -> npt.NDArray[np.float32]:
     return np.array(runner.forward(batch).logits)
 
 
-@pytest.mark.parametrize("target", ["webgpu", "cpu", pytest.param("cuda", marks=pytest.mark.exhaustive)], indirect=True)
+# On GPUs, the stored forms have cases of kernels (`stored_projection_cases`).
+@pytest.mark.parametrize(
+    "target", ["cpu", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("webgpu", "cuda"))], indirect=True
+)
 @pytest.mark.usefixtures("kernels_that_run")
 def test_a_kernel_target_computes_what_transformers_computes(
     target: str, opened: Any, checkpoints: Mapping[str, Path], tmp_path: Path

@@ -171,6 +171,8 @@ def test_finished_blocks_keep_their_elements_while_the_answer_grows(chat: Page) 
     assert chat.locator(".answer .text > .markdown > .block").count() == 7
 
 
+# web/test/page/fit_messages.test.ts has what is left out.
+@pytest.mark.exhaustive
 def test_a_full_context_drops_the_oldest_turns_but_not_the_system_prompt(chat: Page) -> None:
     chat.fill("#system-prompt", "be brief")
     context = chat.evaluate("() => window.nearfar.engine.info.context")
@@ -193,6 +195,8 @@ def test_a_full_context_drops_the_oldest_turns_but_not_the_system_prompt(chat: P
     assert chat.evaluate("(messages) => window.nearfar.engine.countTokens(messages)", messages) + 4 <= context
 
 
+# web/test/page/sides_answer.test.ts has the answers whose context becomes full.
+@pytest.mark.exhaustive
 def test_an_answer_that_fills_the_context_continues(chat: Page) -> None:
     chat.fill("#max-tokens", "40")
     question = "word " * 45

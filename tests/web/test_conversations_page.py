@@ -205,6 +205,8 @@ def test_a_page_that_is_loaded_again_in_mid_answer_goes_on_with_it(chat: Page) -
     wait_until(lambda: chat.evaluate(FORGET) == 0)
 
 
+# web/test/page/conversations.test.ts has both tabs.
+@pytest.mark.exhaustive
 def test_two_tabs_on_one_conversation_keep_both_texts_and_say_so(chat: Page) -> None:
     script(chat, "fine")
     ask(chat, "how are you?")

@@ -205,12 +205,12 @@ def test_drafts_of_any_quality_leave_a_recurrent_models_tokens_as_they_are(
     assert wrong[2] < 0.5 * wrong[1]
 
 
-# web/test/engine/speculation.test.ts has both with states, windows and errors; targets/test_architectures.py has their
-# kernels.
+# web/test/engine/speculation.test.ts has both with states, windows and errors, load_drafts.test.ts drafts on a device,
+# and targets/test_architectures.py their kernels.
 @pytest.mark.parametrize(
     ("name", "drafts"),
     [
-        ("heads", ("heads",)),
+        pytest.param("heads", ("heads",), marks=pytest.mark.exhaustive),
         # Sampled tokens are those without drafts.
         pytest.param("heads", ("heads", None), marks=pytest.mark.exhaustive),
         pytest.param("assisted", ("heads",), marks=pytest.mark.exhaustive),

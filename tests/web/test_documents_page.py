@@ -317,6 +317,9 @@ def test_two_tabs_that_add_at_the_same_time_show_and_keep_the_documents_of_both(
         other.close()
 
 
+# The last test here reads a PDF without a network; web/test/page/read_pdf.test.ts and documents.test.ts have its
+# pages.
+@pytest.mark.exhaustive
 def test_a_pdf_is_read_on_this_device_and_its_page_is_cited(opened: Opened) -> None:
     page = opened.page
     line = "BT /F1 12 Tf 20 {} Td ({}) Tj ET\n"

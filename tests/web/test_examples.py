@@ -155,6 +155,8 @@ def test_an_agent_reads_documents_through_an_mcp_server(page: Page, url: str) ->
     assert lines[0] == "read ran: The red fox has the key of the shed."
 
 
+# web/test/react has the hook, and the chat page a chat in Chromium.
+@pytest.mark.exhaustive
 def test_the_react_chat_loads_streams_and_regenerates(page: Page, url: str) -> None:
     page.goto(f"{url}react/")
     page.get_by_role("button", name="Send").click()

@@ -316,6 +316,9 @@ def test_the_lock_works_under_a_policy_with_its_own_labels(
     assert "every message that is not private" in (chat.text_content("#far-state") or "")
 
 
+# web/test/router/far.test.ts and web/test/page/network.test.ts have such servers, the next tests a form with a
+# problem.
+@pytest.mark.exhaustive
 def test_a_server_of_another_kind_is_an_error_and_the_earlier_connection_stays(
     chat: Page, near_server: PageServer, far_server: RecordingProxy
 ) -> None:
@@ -333,6 +336,9 @@ def test_a_server_of_another_kind_is_an_error_and_the_earlier_connection_stays(
     assert chat.is_hidden("#far-problem")
 
 
+# web/test/router/hybrid_failures.test.ts has servers that die, the last test here an answer that the other side
+# continues, and the tests of dialogs the looks of both sides.
+@pytest.mark.exhaustive
 def test_if_the_server_dies_near_continues_and_both_sides_read_well_in_light_and_dark_on_a_desk_and_a_phone(
     chat: Page, far_server: RecordingProxy
 ) -> None:
@@ -352,6 +358,9 @@ def test_if_the_server_dies_near_continues_and_both_sides_read_well_in_light_and
     assert chat.evaluate(NAMELESS) == []
 
 
+# web/test/journal/hybrid.test.ts has far answers that go on, and test_conversations_page.py a page that is loaded
+# again.
+@pytest.mark.exhaustive
 def test_the_chat_page_shows_the_rest_of_a_far_answer_when_it_is_loaded_again(
     browser: Browser, near_server: PageServer, far_server: RecordingProxy
 ) -> None:

@@ -190,7 +190,10 @@ def in_browser(page: Page, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("where", ["numpy", "onnx", "mlx", "node", "browser"])
+# web/test/onnx/load.test.ts loads and runs a model in Node.
+@pytest.mark.parametrize(
+    "where", ["numpy", "onnx", "mlx", pytest.param("node", marks=pytest.mark.exhaustive), "browser"]
+)
 def test_the_model_gives_the_same_answers_everywhere(
     where: str,
     exported: Mapping[str, Path],
@@ -217,6 +220,8 @@ def test_node_without_a_gpu_uses_the_second_bundle_and_states_why(
     assert answer["reason"].startswith("no bundle for WebGPU runs here; This browser has no WebGPU adapter")
 
 
+# The float32 model answers in a browser above; web/test/onnx has chats and sessions, targets/onnx models of 4 bits.
+@pytest.mark.exhaustive
 def test_the_4_bit_model_answers_chats_and_keeps_sessions_in_a_browser(page: Page) -> None:
     page.evaluate(LOAD, ["./bundle-onnx/", "./ort/ort.wasm.min.mjs"])
     script = """async () => {

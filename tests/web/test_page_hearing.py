@@ -158,6 +158,9 @@ def test_samples_of_a_page_and_a_worker_are_heard_alike(page: Page, bundle: Bund
     assert found == [ids, ids, ids, True]
 
 
+# The test above has what the engine makes of sounds, web/test/language_model sessions, and test_page_sound.py what a
+# browser decodes.
+@pytest.mark.exhaustive
 def test_a_session_of_the_prompt_api_hears_what_the_browser_decoded(page: Page) -> None:
     found: dict[str, Any] = page.evaluate(
         """async (numbers) => {

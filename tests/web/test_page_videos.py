@@ -105,6 +105,9 @@ def prompt_of(checkpoint: Path, video: PreparedImage) -> list[int]:
     return tokenizer.encode(f"user: {video.text}what?\nassistant:", False, split_special_tokens=False)
 
 
+# web/test/images/videos.test.ts has what frames become, test_pictures.py answers about pictures, and the other tests
+# here the frames.
+@pytest.mark.exhaustive
 def test_answers_about_frames_are_those_of_transformers(page: Page, bundle: Bundle) -> None:
     """The frames of a file, as Python decodes them, and the file."""
     spec = bundle.manifest.images

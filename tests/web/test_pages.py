@@ -83,6 +83,8 @@ def test_the_second_turn_reads_the_first_as_well(chat: Page) -> None:
     assert "first token" in (chat.text_content(".answer >> nth=1 >> .timings") or "")
 
 
+# test_near_and_far.py regenerates an answer, test_conversations_page.py continues and edits some.
+@pytest.mark.exhaustive
 def test_the_last_answer_can_be_regenerated(chat: Page) -> None:
     ask(chat, "hello")
     ask(chat, "and again")
@@ -224,6 +226,8 @@ def test_the_bench_page_exports_its_result(measured: Page) -> None:
     assert json.loads(download.value.path().read_text()) == result
 
 
+# test_browser.py counts the calls of a token, and web/test/page/count_calls.test.ts has how the page does.
+@pytest.mark.exhaustive
 def test_the_bench_page_counts_the_calls_of_a_token(measured: Page) -> None:
     counts = json.loads(measured.text_content("#json") or "")["per_token"]
     assert list(counts) == [

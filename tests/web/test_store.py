@@ -149,6 +149,8 @@ def test_a_page_can_open_a_separate_store(page: Page, server: Server) -> None:
     assert page.evaluate("async () => (await (await nearfar.BundleStore.open('own')).list()).length") == 1
 
 
+# The test of a page that was closed resumes as well, and web/test/store/stored_source.test.ts has the offsets.
+@pytest.mark.exhaustive
 def test_a_load_resumes_at_the_offset_where_the_last_one_was_cut_off(page: Page, server: Server) -> None:
     cut = 7 * MIB + 123
     failed = load_cut_off(page, server, cut, error="bundle_error")
@@ -293,6 +295,9 @@ def test_a_page_resumes_the_download_of_a_closed_page(page: Page, server: Server
     assert int((rest or "").removeprefix("bytes=").removesuffix("-")) >= PIECE_BYTES
 
 
+# web/test/store/stored_source.test.ts and bundle_store.test.ts have servers that are gone, the chat page one of its
+# own origin.
+@pytest.mark.exhaustive
 def test_a_loaded_bundle_of_another_origin_loads_again_when_its_server_is_gone(page: Page, server: Server) -> None:
     host = serve(server.folder)
     try:

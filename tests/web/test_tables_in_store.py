@@ -67,7 +67,8 @@ def site(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # no
 
 
 # web/test/runtime/host_tables.test.ts and web/test/engine have a table that is lost.
-@pytest.mark.parametrize("loses", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("loses", [False, True])
 def test_a_model_reads_the_rows_of_its_table_from_the_store(loses: bool, site: Path, browser: Browser) -> None:
     bundle = open_bundle(site / "bundle")
     assert bundle.manifest.host_weights

@@ -55,6 +55,8 @@ def run(page: Page, snippet: str) -> Any:
     return page.evaluate("(name) => window.run(name)", snippet)
 
 
+# web/test/webllm/worker.test.ts has engines in workers, snippets.test.ts beside it WebLLM's programs on Dawn in Node.
+@pytest.mark.exhaustive
 def test_an_engine_in_a_web_worker(page: Page) -> None:
     found = run(page, "web_worker_main")
     assert found.pop("refused").startswith("Model 'nobody' is not loaded")

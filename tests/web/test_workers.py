@@ -79,11 +79,11 @@ def page(browser: Browser) -> Iterator[Page]:
     [
         # The example of near or far has whole and streamed answers, too.
         pytest.param("openai", "streamed: 27 + 58 = 85", marks=pytest.mark.exhaustive),
-        # test_pictures.py and test_page_hearing.py have sessions of that interface.
+        # test_pictures.py has sessions of that interface.
         pytest.param("language_model", "used:", marks=pytest.mark.exhaustive),
         # A test below has decisions in a worker, the TypeScript tests have those of every kind and calibrations.
         pytest.param("decisions", "calibrated:", marks=pytest.mark.exhaustive),
-        # test_webllm.py has other uses of that interface.
+        # web/test/webllm runs WebLLM's programs on Dawn in Node.
         pytest.param("as_webllm", "message: 27 + 58 = 85", marks=pytest.mark.exhaustive),
         # A test below has an engine in a worker as well.
         pytest.param("in_worker", "from the worker: 27 + 58 = 85", marks=pytest.mark.exhaustive),
@@ -97,6 +97,8 @@ def test_an_example_of_the_readme_runs_as_it_stands(page: Page, address: str, ex
         assert "100 %" in printed
 
 
+# web/test/worker/connect_engine.test.ts and web/test/webllm/worker.test.ts have pages that share an engine.
+@pytest.mark.exhaustive
 def test_the_example_of_a_service_worker_runs_as_it_stands_and_two_pages_share_its_engine(
     page: Page, address: str
 ) -> None:

@@ -187,6 +187,8 @@ def test_a_bundle_computes_with_the_fitted_weights_and_records_how_they_were_mad
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "text.txt"]
 
 
+# compiler/formats has the weights that such checkpoints are read as, and the tests above what is fitted.
+@pytest.mark.exhaustive
 def test_a_quantized_checkpoint_is_fitted_again_on_request(
     checkpoint: Checkpoint, quantized: Quantized, tmp_path: Path, options: CompileOptions,
     prompt_token_ids: list[int], monkeypatch: pytest.MonkeyPatch,

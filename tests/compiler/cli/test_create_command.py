@@ -67,6 +67,9 @@ def test_a_created_model_is_run_by_its_name(
 
 
 # PEFT still reads names that transformers will remove.
+# server_fallback/engine and targets have adapters and their logits, compiler/formats PEFT's files, and the other test
+# here the command.
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:FutureWarning")
 def test_a_pulled_model_with_an_adapter_answers_as_peft(
     tiny_checkpoints: Mapping[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]

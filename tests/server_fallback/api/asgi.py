@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Coroutine, Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import httpx
 from fake_models import FakeModels
@@ -39,9 +39,32 @@ def ask(
     config: ApiConfig | None = None,
     **headers: str,
 ) -> httpx.Response:
-    """Send one request to an app. Underscores in the names of headers stand for dashes."""
-    app = create_app(models or FakeModels(), config or ApiConfig()) if models or config else plain_app()
+    """Send one request to an app. Underscores in the names of headers stand for dashes. Those without a
+    configuration share one app, unless they ask for its metrics: it takes longer to create than most answers.
+    """
+    if config is not None or "/metrics" in path:
+        app = create_app(models or FakeModels(), config or ApiConfig())
+    elif models is None:
+        app = plain_app()
+    else:
+        app, current = _app_of_any()
+        current.models = models
     return run(ask_app(app, method, path, body, **headers))
+
+
+class _Current:
+    """Stands for the models of the request that is asked next."""
+
+    models: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.models, name)
+
+
+@cache
+def _app_of_any() -> tuple[FastAPI, _Current]:
+    current = _Current()
+    return create_app(cast("Any", current), ApiConfig()), current
 
 
 @cache

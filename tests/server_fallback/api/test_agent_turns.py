@@ -170,6 +170,8 @@ def test_anthropic_s_client_streams_the_same_turns(address: str) -> None:
             messages += [{"role": "user", "content": results}] if results else []
 
 
+# The client under these agents streams the same turns above.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "streams", [True, pytest.param(False, marks=pytest.mark.exhaustive)], ids=["streamed", "whole"]
 )

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from asgi import ask_app, run
+from asgi import ask, ask_app, run
 from encoders import ModelsWithEncoders, encoders
 from live_server import LiveServer, live_server
 from tritonclient.utils import InferenceServerException
@@ -262,7 +262,7 @@ def test_every_error_below_v2_can_be_read_by_triton_s_client(served: LiveServer,
 def test_an_address_that_no_route_has_is_a_404_or_names_its_method(
     models: ModelsWithEncoders, method: str, path: str, status: int, words: str
 ) -> None:
-    answer = run(ask_app(create_app(models, ApiConfig()), method, f"/v2/models/{path}", None))
+    answer = ask(method, f"/v2/models/{path}", None, models)
     assert (answer.status_code, list(answer.json())) == (status, ["error"])
     assert words in answer.json()["error"]
     if status == 405:
@@ -540,6 +540,6 @@ def test_generate_answers_in_the_form_of_triton_s_vllm_backend(models: ModelsWit
     ],
 )
 def test_generate_refuses_by_name(models: ModelsWithEncoders, body: object, path: str, words: str) -> None:
-    answer = run(ask_app(create_app(models, ApiConfig()), "POST", f"/v2/models/{path}", body))
+    answer = ask("POST", f"/v2/models/{path}", body, models)
     assert answer.status_code in (400, 404)
     assert words in answer.json()["error"]

@@ -58,7 +58,7 @@ def agent_turn(**more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("sent", SENT, ids=[sent["client"] for sent in SENT])
 def test_bodies_of_clients_are_chats(sent: dict[str, Any]) -> None:
     models, body = FakeModels(), sent["body"]
-    response = ask("POST", PATH, body, models, ApiConfig())
+    response = ask("POST", PATH, body, models)
     assert response.status_code == 200, response.text
     last = read_events(response.text)[-1].response if body.get("stream") else None
     assert (last.status if last is not None else response.json()["status"]) == "completed"
@@ -77,7 +77,7 @@ def test_a_coding_agent_s_first_turn(lenient: bool) -> None:
     if lenient:
         # It offers this one by default.
         turn["tools"].append({"type": "web_search", "external_web_access": True})
-        assert ask("POST", PATH, turn, models, ApiConfig()).json()["error"]["param"] == "tools[16]"
+        assert ask("POST", PATH, turn, models).json()["error"]["param"] == "tools[16]"
     response = ask("POST", PATH, turn, models, ApiConfig(lenient=lenient))
     assert response.headers.get("x-nearfar-ignored") == ("tools[16]" if lenient else None)
     assert response.status_code == 200, response.text

@@ -135,8 +135,15 @@ def under_load(
     return asyncio.run(work())
 
 
-@pytest.mark.parametrize("states", [None, 8, 9, 14])
-@pytest.mark.parametrize("threaded", [False, True])
+# Threads change when steps end, and numbers of slots who waits.
+@pytest.mark.parametrize(
+    ("threaded", "states"),
+    [
+        *((False, states) for states in (None, 8, 9, 14)),
+        (True, 14),
+        *(pytest.param(True, states, marks=pytest.mark.exhaustive) for states in (None, 8, 9)),
+    ],
+)
 def test_a_hundred_mixed_requests_are_answered_as_each_alone(threaded: bool, states: int | None) -> None:
     """Without states, and with none to six slots for snapshots of states."""
     requests = mixed_requests(100, VOCAB, (1, 3, 4, 9, 17, 30), 16)

@@ -233,6 +233,8 @@ def test_a_crash_fails_running_answers_and_the_engine_restarts(monkeypatch: pyte
     run(work())
 
 
+# engine/test_kv_tiers.py has the prefixes on a disk, and the tests around this one crashes.
+@pytest.mark.exhaustive
 def test_prefixes_on_the_disk_outlive_a_crash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(remote_engine, "FIRST_RESTART_SECONDS", 0.01)
     logs = list[str]()

@@ -166,6 +166,8 @@ def test_both_front_ends_sign_receipts_with_one_key(server: Served) -> None:
     assert signed[0].receipt.device.activation is not None
 
 
+# The first test here has transcripts of the main process, and api/test_transcription_streams.py their windows.
+@pytest.mark.exhaustive
 def test_openai_s_client_reads_transcripts_of_the_main_process_window_by_window(server: Served) -> None:
     sound = wav(np.random.default_rng(1).normal(0, 0.1, 64000).astype("<f4").tobytes(), 3, 32)
     long = wav(np.random.default_rng(1).integers(-9000, 9000, 16000 * 700).astype("<i2").tobytes(), 1, 16)
@@ -375,6 +377,8 @@ def test_a_front_end_that_crashes_fails_its_own_requests_and_is_started_again(se
     assert server.post(CHAT, {**long, "n": 1, "max_tokens": 2}, named).status_code == 200
 
 
+# The test above has one that crashes; test_remote_engine.py has processes that hang.
+@pytest.mark.exhaustive
 def test_a_front_end_that_hangs_is_started_again_and_its_connections_are_answered(server: Served) -> None:
     before = server.front_ends()
     victim = min(before)

@@ -48,8 +48,17 @@ async def alone(far: ByteExecutor, **received: Any) -> ChatCompletion:
         return answer
 
 
-@pytest.mark.parametrize("wrong_every", [0, 3])
-@pytest.mark.parametrize("received", [{}, {"stop": "lnm"}, {"temperature": 1.0, "seed": 7}])
+STOPPED: dict[str, Any] = {"stop": "lnm"}
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 7}
+
+
+@pytest.mark.parametrize(
+    ("received", "wrong_every"),
+    [
+        *(({}, 0), (STOPPED, 3), (SAMPLED, 3)),
+        *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in (({}, 3), (STOPPED, 0), (SAMPLED, 0))),
+    ],
+)
 def test_answers_are_fars_own_in_fewer_rounds_than_tokens(
     received: dict[str, Any], wrong_every: int, tmp_path: Path
 ) -> None:

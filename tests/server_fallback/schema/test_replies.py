@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,11 +26,16 @@ CALLS: list[dict[str, Any]] = [{"tools": [TOOL]}, {"functions": [TOOL["function"
 
 def require(name: str, value: object) -> None:
     """Raises ValidationError unless the value has each field that is always sent, and none that is not declared."""
+    validator_of(name).validate(value)
+
+
+@cache
+def validator_of(name: str) -> Any:
     definitions = reply_schema()["$defs"]
     for each in definitions.values():
         each["additionalProperties"] = False
     text = json.dumps({"$defs": definitions, "$ref": name}).replace('"$ref": "', '"$ref": "#/$defs/')
-    jsonschema_rs.validate(json.loads(text), value)
+    return jsonschema_rs.validator_for(json.loads(text))
 
 
 def require_answers(path: str, body: dict[str, Any], models: FakeModels, whole: str, chunk: str) -> None:

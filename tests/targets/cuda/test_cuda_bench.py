@@ -154,6 +154,8 @@ def test_the_rules_choose_one_of_the_candidates_for_every_matrix() -> None:
             assert len(shapes) == len({str(shape) for shape, _, _ in shapes})
 
 
+# test_sass.py counts the instructions of the kernels.
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("nvrtc")
 def test_instructions_of_both_kernels_for_one_row_are_counted() -> None:
     if sass.disassembler() is None:

@@ -119,6 +119,8 @@ def test_many_clients_get_what_the_reference_computes(served: Served, lora_bundl
         np.testing.assert_allclose(found, expected, atol=F32)
 
 
+# test_cuda_runner.py has adapters in batches, and server_fallback/api those that come and go.
+@pytest.mark.exhaustive
 def test_an_adapter_is_loaded_and_unloaded_while_others_are_answered(
     served: Served, tiny_checkpoints: Mapping[str, Path], tmp_path: Path
 ) -> None:
@@ -135,6 +137,8 @@ def test_an_adapter_is_loaded_and_unloaded_while_others_are_answered(
     assert served.complete([5], "adapter").status_code == 404
 
 
+# test_cuda_driver.py has threads and contexts, and server_fallback/executors models that come and go.
+@pytest.mark.exhaustive
 def test_a_second_model_comes_and_goes_beside_the_first(served: Served, cuda_bundle: Path) -> None:
     base = served.logprobs([5, 6, 7])
     with ThreadPoolExecutor(4) as pool:
@@ -149,6 +153,8 @@ def test_a_second_model_comes_and_goes_beside_the_first(served: Served, cuda_bun
     assert len(served.logprobs([5, 6, 7], "second")) > 0
 
 
+# server_fallback/engine_process has devices that fail, and test_cuda_driver.py the driver's errors.
+@pytest.mark.exhaustive
 def test_an_engine_whose_gpu_has_failed_gets_another_process(served: Served) -> None:
     """CUDA answers every call of a process after a fault with the same error."""
     before = {model: served.logprobs([5, 6, 7], model) for model in ("base", "second")}

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from case_arrays import ALL_FORMATS
+from case_selection import usual_or_exhaustive
 
 from nearfar.compiler.kernels.cuda import linear_few, linear_wgmma
 from nearfar.compiler.kernels.cuda.linear_mma import shared_bytes, supports
@@ -61,7 +62,8 @@ def test_every_matrix_gets_kernels_that_fit_for_any_number_of_rows(arch: str, ga
                     assert -(-blocks_of(columns) // shape.splits) * (shape.splits - 1) < blocks_of(columns)
 
 
-@pytest.mark.parametrize("arch", TUNINGS)
+# The others have other numbers of multiprocessors alone.
+@pytest.mark.parametrize("arch", usual_or_exhaustive(TUNINGS, ("sm_80", "sm_90")))
 @pytest.mark.parametrize("gated", [False, True])
 def test_matrices_of_few_rows_get_shapes_that_fit(arch: str, gated: bool) -> None:
     tuning = TUNINGS[arch]

@@ -87,6 +87,8 @@ def test_8_bit_keys_and_values_of_a_window_stay_near(models: Mapping[str, Path],
         assert 0 < relative_error(chunked_logits(small, TOKENS, chunk), exact) < KV_Q8, chunk
 
 
+# mlx-lm computes windows of Gemma 4 and Command R7B in test_mlx_families.py.
+@pytest.mark.exhaustive
 def test_mlx_lms_logits_are_those_of_transformers(
     models: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,8 @@ def test_unsupported_options_of_an_export_are_refused_before_it_is_opened(
     prepared_fails(folder, LocalOptions(), BundleError, "is missing")
 
 
+# The tests below answer with the same engine; server_fallback/cli/test_serve.py compiles on first use.
+@pytest.mark.exhaustive
 def test_a_checkpoint_is_compiled_on_first_use_and_openais_client_is_answered(tmp_path: Path) -> None:
     options = (str(CHECKPOINT), "--target", "onnx", "--max-sequences", "4")
     with (

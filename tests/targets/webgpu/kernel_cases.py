@@ -17,6 +17,9 @@ from projection_cases import projection_cases, stored_projection_cases
 from rope_cases import rope_cases
 from row_cases import row_cases
 from sampling_cases import sampling_cases
+from step_cases import step_cases
+
+from nearfar.targets.webgpu.variants import variants_of
 
 
 def portable_cases() -> Iterator[Case]:
@@ -35,3 +38,12 @@ def all_cases() -> Iterator[Case]:
     yield from elementwise_cases()
     yield from lora_cases()
     yield from sampling_cases()
+
+
+def webgpu_steps() -> Iterator[Case]:
+    """A case for each row of the variants of each step, which the kernels' own cases do not have."""
+    yield from step_cases(variants_of, "q4f16", ("float16", "float32"), in_turn=True)
+    # The rows that int8 has in addition to those of float32.
+    for case in step_cases(variants_of, "q4f16", ("float32", "int8"), in_turn=True):
+        if "_int8_" in case.name:
+            yield case

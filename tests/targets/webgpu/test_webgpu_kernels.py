@@ -11,11 +11,10 @@ import pytest
 from case_arrays import nothing
 from case_selection import chosen, names_of, selected
 from elementwise_cases import part_of
-from kernel_cases import all_cases
+from kernel_cases import all_cases, webgpu_steps
 from kernel_harness import Case, Gpu, LoweredCase, Run, run_on_dawn
 from projection_cases import HALF_TILES, HALF_VECTORS, extreme_projection
 from sampling_cases import SETTINGS, adversarial_case, chunked_case, sample_case, sample_run
-from step_cases import step_cases
 from tolerances import F16_PRODUCTS, relative_error
 
 from nearfar.compiler.ir.ops import OPS
@@ -25,7 +24,6 @@ from nearfar.compiler.kernels.elementwise import elementwise, take_rows
 from nearfar.compiler.kernels.sample import sample
 from nearfar.compiler.kernels.sample_chunks import CHUNK, sample_chunks
 from nearfar.compiler.kernels.sample_merge import sample_merge
-from nearfar.targets.webgpu.variants import variants_of
 
 # Templates that multiply in float16, of each kind and shape.
 PRODUCTS = [*HALF_VECTORS, *HALF_TILES]
@@ -56,15 +54,7 @@ def once_per_template(cases: Mapping[str, Case]) -> dict[str, Case]:
 
 
 ON_DAWN = once_per_template({case.name: case for case in all_cases() if case.on_dawn})
-STEPS = {
-    **{case.name: case for case in step_cases(variants_of, "q4f16", ("float16", "float32"), in_turn=True)},
-    # The rows that int8 has in addition to those of float32.
-    **{
-        case.name: case
-        for case in step_cases(variants_of, "q4f16", ("float32", "int8"), in_turn=True)
-        if "_int8_" in case.name
-    },
-}
+STEPS = selected("webgpu steps", webgpu_steps())
 
 
 class Lowered(dict[str, LoweredCase]):

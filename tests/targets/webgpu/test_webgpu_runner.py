@@ -75,6 +75,8 @@ def test_logits_are_those_of_the_reference_in_the_same_activation_dtype(
     runner.close()
 
 
+# An encoder has int8 below; the kernels have cases of their own, and targets/cpu models.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("checkpoint", "quantization"), [("qwen3", "q4f16"), pytest.param("phi3", "q8f16", marks=pytest.mark.exhaustive)]
 )
@@ -109,6 +111,8 @@ def test_an_encoder_passes_its_own_test_with_int8(compile_few: CompileTiny) -> N
     runner.close()
 
 
+# The kernels that write and read such pages have cases of their own, and other targets models.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("kv", "activation"), [("q8", "float16"), pytest.param("q4", "float32", marks=pytest.mark.exhaustive)]
 )
