@@ -367,9 +367,13 @@ def greedy_answer(
     config = transformers.AutoConfig.from_pretrained(folder, attn_implementation="eager")
     model = transformers.AutoModelForImageTextToText.from_pretrained(folder, config=config, dtype=torch.float32).eval()
     inputs = arguments_of(model, spec, [prepare_image(spec, each) for each in pictures]) if pictures else {}
-    found = list(token_ids)
+    # A placeholder in an answer is a token like others. Beside pictures the model would expect features for it, so each
+    # step reads a token alone, after those that it has read.
+    step = {"input_ids": torch.tensor([list(token_ids)]), **inputs, **masks_of(model, token_ids)}
+    found: list[int] = []
     with torch.no_grad():
-        for _ in range(count):
-            logits = model(input_ids=torch.tensor([found]), **inputs, **masks_of(model, found)).logits
-            found.append(int(logits[0, -1].argmax()))
-    return found[len(token_ids) :]
+        while len(found) < count:
+            output = model(**step, use_cache=True)
+            found.append(int(output.logits[0, -1].argmax()))
+            step = {"input_ids": torch.tensor([found[-1:]]), "cache": output.cache}
+    return found

@@ -35,7 +35,10 @@ class Blobs:
         blob = self.path(sha256)
         if not is_plain_file(blob):
             return False
-        _link(blob, target)
+        try:
+            link_or_copy(blob, target)
+        except FileNotFoundError:
+            return False  # It was collected meanwhile.
         if sha256_of(target) == sha256:
             return True
         target.unlink()
@@ -96,10 +99,11 @@ def is_plain_file(path: Path) -> bool:
         return False
 
 
-def _link(source: Path, target: Path) -> None:
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file another name, which no file has yet. Raises OSError."""
     try:
         os.link(source, target)
-    except FileExistsError:
+    except (FileExistsError, FileNotFoundError):
         raise
     except OSError:
         shutil.copyfile(source, target)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode
@@ -44,6 +45,7 @@ class Connection(HttpToolsProtocol):
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
+        self.parser = RequestParser(self)
         self._open_connections = open_connections
         self._header_timeout_seconds = header_timeout_seconds
         self._write_timeout_seconds = write_timeout_seconds
@@ -97,7 +99,21 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["extensions"] = {EXTENSION: self}  # type: ignore[dict-item]
 
+    @property
+    def declines_upgrade(self) -> bool:
+        """Whether the request whose header was read offers another protocol that is not WebSocket."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT" and not self._should_upgrade()
+
+    def head_without_upgrade(self) -> bytes:
+        """The header of that request without the offer."""
+        line = b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        fields = [b"%b: %b" % field for field in self.headers if field[0] != b"upgrade"]
+        return b"\r\n".join((line, *fields, b"", b""))
+
     def on_headers_complete(self) -> None:
+        if self.declines_upgrade:
+            # The parser leaves out the body of such a request, and reads all of it again.
+            return
         self._in_header = False
         if self._silent is not None:
             self._silent.cancel()
@@ -105,6 +121,10 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None:
             self._unanswered.add(self.cycle)
+
+    def on_message_complete(self) -> None:
+        if not self.declines_upgrade:
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         self._unanswered = {each for each in self._unanswered if not each.response_complete}
@@ -151,6 +171,30 @@ class Connection(HttpToolsProtocol):
         """Without this timer, a closing transport would wait forever for a client that does not read."""
         if self._stuck is None:
             self._stuck = self.loop.call_later(self._write_timeout_seconds, self.transport.abort)
+
+
+class RequestParser(HttpRequestParser):
+    """A parser that ignores offers of protocols other than WebSocket, as RFC 9110 (7.8) permits: Java's client offers
+    HTTP/2 with each request, and llhttp leaves out the body of a request with an offer.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        # As uvicorn sets it: a request may follow one that closes the connection.
+        self.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._connection = connection
+
+    def feed_data(self, data: Any) -> None:
+        rest = memoryview(data)
+        while True:
+            try:
+                return super().feed_data(rest)
+            except HttpParserUpgrade as upgrade:
+                if not self._connection.declines_upgrade:
+                    raise
+                [length] = upgrade.args
+                rest = rest[length:]
+                super().feed_data(self._connection.head_without_upgrade())
 
 
 class SocketConnection(WebSocketsSansIOProtocol):

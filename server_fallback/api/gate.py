@@ -84,7 +84,6 @@ class Gate:
                 exchange.log["close_code"] = message.get("code", 1000)
             await send(message)
 
-        started = time.monotonic()
         try:
             async with exchange.held:
                 self._check_host(headers)
@@ -101,7 +100,7 @@ class Gate:
         finally:
             # The connection has the exchange, so each would keep the other until the garbage collector runs.
             exchange.receive = never_gone
-            self._note(scope, method, exchange, status, time.monotonic() - started)
+            self._note(scope, method, exchange, status, time.monotonic() - exchange.arrived)
             if traces is not None and span is not None:
                 traces.end(
                     span, method, _route(scope), status, {"request_id": request_id, **exchange.log}, exchange.steps

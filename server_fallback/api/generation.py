@@ -31,6 +31,7 @@ from .document import in_json
 from .errors import ApiError, WriteError, openai_error
 from .exchange import Exchange, exchange_of
 from .json_body import printable
+from .kept_answers import KEY, KEY_HEADER
 from .lenient import IGNORED_HEADER
 from .only_model import only_model
 from .recordings import heard
@@ -86,6 +87,12 @@ class Kind(Generic[BodyT, ChunkT, AnswerT]):
             return await answered(self, service, body, request)
 
 
+NAMES_ANSWER = {
+    "name": KEY_HEADER,
+    "in": "header",
+    "required": True,
+    "schema": {"type": "string", "pattern": f"^{KEY.pattern}$"},
+}
 CANCELLING: Responses = {
     **EVERYWHERE,
     204: {"description": "The answer has ended."},
@@ -99,7 +106,7 @@ def generation_router(kinds: Sequence[Kind[Any, Any, Any]], service: Service, *,
     for kind in kinds:
         kind.add_route(router, service, routed=routed)
 
-    @router.post("/v1/cancel", status_code=204, responses=CANCELLING)
+    @router.post("/v1/cancel", status_code=204, responses=CANCELLING, openapi_extra={"parameters": [NAMES_ANSWER]})
     async def cancel(request: Request) -> Response:
         """End the streamed answer whose request had the same Idempotency-Key."""
         if not await service.kept.cancel(request.headers, exchange_of(request)):

@@ -24,6 +24,8 @@ MAX_KEYS = 4096
 MAX_DISCARDED_BYTES = 64 << 20
 # Python reads integers of some thousand digits at most.
 MAX_LENGTH_DIGITS = 20
+# Above it, a float may stand for several integers.
+MAX_EXACT = 1 << 53
 # Half of a surrogate pair as an escape. Only texts that contain one need the slower check.
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 SURROGATE_IN_TEXT = re.compile(SURROGATE.pattern.decode())
@@ -77,7 +79,7 @@ def parse_counted_json(body: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise _bad(f"the body is not UTF-8 (byte {error.start})") from None
     try:
-        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_unique)
+        value = json.loads(text, parse_constant=_no_constant, parse_float=_number, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
         raise _bad(f"the body is not JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
     except ValueError:
@@ -163,11 +165,12 @@ def _no_constant(name: str) -> None:
     raise _bad(f"the body has {name}, which is not valid JSON")
 
 
-def _finite(text: str) -> float:
+def _number(text: str) -> float:
+    """JSON has one kind of numbers, and clients in some languages write each with a fraction: 64.0 is an integer."""
     value = float(text)
     if not math.isfinite(value):
         raise _bad("the body has a number that is too large")
-    return value
+    return int(value) if value.is_integer() and abs(value) <= MAX_EXACT else value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

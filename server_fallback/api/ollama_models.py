@@ -169,10 +169,11 @@ def _stored(service: Service, name: str) -> StoredModel | None:
 
 def _name_of(body: NamedModel) -> str:
     """Raises ApiError without a name, or with two."""
-    name = body.model or body.name
-    if name is None or (body.model and body.name and body.model != body.name):
-        raise ApiError(400, "'model' must name the model", "missing_required_parameter", "model")
-    return name
+    names = {name for name in (body.model, body.name) if name is not None}
+    if len(names) != 1:
+        message = "'model' and 'name' differ; send 'model' alone" if names else "'model' must name the model"
+        raise ApiError(400, message, "invalid_value" if names else "missing_required_parameter", "model")
+    return names.pop()
 
 
 def _require_public(name: str) -> None:

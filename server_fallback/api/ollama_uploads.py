@@ -9,6 +9,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory
@@ -20,6 +21,7 @@ from nearfar.compiler.bundle.file_name import is_plain_name
 from nearfar.compiler.bundle.new_folder import reported
 from nearfar.compiler.formats.peft import CONFIG, WEIGHTS
 from nearfar.compiler.runtime.errors import RequestError, reason_of
+from nearfar.compiler.store.blobs import link_or_copy
 from nearfar.compiler.store.model import Changes
 from nearfar.compiler.store.store import Store
 
@@ -77,18 +79,24 @@ def created_from(
     adapters, files = body.adapters or {}, _named(body.files or {}, "files")
     if adapters and set(adapters) != {CONFIG, WEIGHTS}:
         raise RequestError(f"adapters: upload {CONFIG} and {WEIGHTS}, as PEFT writes them", param="adapters")
-    uploads = {digest: _uploaded(store, digest) for digest in (*adapters.values(), *files.values())}
-    with TemporaryDirectory(prefix=".adapter-", dir=_downloads(store)) as folder:
+    with TemporaryDirectory(prefix=".create-", dir=_downloads(store)) as folder:
+        # Links of its own: another creation of the same files removes the uploads when it ends.
+        uploads = dict[str, Path]()
+        for digest in (*adapters.values(), *files.values()):
+            if digest not in uploads:
+                uploads[digest] = _uploaded(store, digest, Path(folder, str(len(uploads))))
         if adapters:
+            adapter = Path(folder, "adapter")
+            adapter.mkdir()
             for each, digest in adapters.items():
-                shutil.copyfile(uploads[digest], Path(folder, each))
-            changes = replace(changes, adapter=Path(folder))
+                shutil.copyfile(uploads[digest], adapter / each)
+            changes = replace(changes, adapter=adapter)
         if body.from_ is not None:
             store.create(name, body.from_, changes, progress, local=False)
         else:
             store.create_of_files(name, {each: uploads[digest] for each, digest in files.items()}, changes, progress)
-    for path in uploads.values():
-        path.unlink(missing_ok=True)
+    for digest in uploads:
+        upload_path(store, digest).unlink(missing_ok=True)
 
 
 def _named(files: Mapping[str, str], param: str) -> Mapping[str, str]:
@@ -105,12 +113,14 @@ def _is_here(store: Store, digest: str) -> bool:
     return upload_path(store, digest).is_file() or store.blobs.path(sha256_in(digest)).is_file()
 
 
-def _uploaded(store: Store, digest: str) -> Path:
-    """The path of a file that is here. Raises RequestError."""
-    path = upload_path(store, digest)
-    if not path.is_file() and not store.blobs.place(sha256_in(digest), path):
+def _uploaded(store: Store, digest: str, target: Path) -> Path:
+    """``target``, as another name of a file that is here. Raises RequestError."""
+    with suppress(FileNotFoundError):
+        link_or_copy(upload_path(store, digest), target)
+        return target
+    if not store.blobs.place(sha256_in(digest), target):
         raise RequestError(f"{digest}: was not uploaded; send it to POST /api/blobs/{digest} first", param="files")
-    return path
+    return target
 
 
 async def _receive(request: Request, path: Path, sha256: str) -> None:

@@ -181,8 +181,10 @@ async def _earlier(service: Service, client: str, previous: str | None) -> list[
 
 
 async def _resolved(service: Service, client: str, items: Sequence[Item]) -> list[Item]:
-    """The items with stored ones in place of references. Raises ApiError (404)."""
-    found = dict[str, dict[str, Any]]()
+    """The items with stored ones in place of references. Raises ApiError: 404 for one that is not stored, 413 if a
+    body with these items would be too large.
+    """
+    found, sizes, size = dict[str, dict[str, Any]](), dict[str, int](), 0
     resolved = list[Item]()
     for place, item in enumerate(items):
         if not isinstance(item, ItemReference):
@@ -201,6 +203,14 @@ async def _resolved(service: Service, client: str, items: Sequence[Item]) -> lis
                 "store=false are not; send the item itself."
             )
             raise ApiError(404, message, "item_not_found", f"input[{place}].id")
+        # References take less room than their items, of which one may be sent any number of times.
+        size += sizes.setdefault(item.id, len(json.dumps(known, ensure_ascii=False)))
+        if size > service.config.max_body_bytes:
+            message = (
+                f"the stored items of this input have more than {service.config.max_body_bytes} bytes, the limit of "
+                "a body; leave some out"
+            )
+            raise ApiError(413, message, "body_too_large", f"input[{place}]")
         resolved += ITEMS.validate_python([known])
     return resolved
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 
 from nearfar.compiler.runtime.errors import RequestError
 
@@ -54,7 +55,11 @@ def slot_files_router(service: Service) -> APIRouter:
 
     @router.post("/slots/{id_slot}", responses=WITH_BODY | NO_SLOTS)
     async def slot(
-        id_slot: int, body: SlotRequest, request: Request, action: str = "", model: str | None = None
+        id_slot: int,
+        body: SlotRequest,
+        request: Request,
+        action: Annotated[str, Query(json_schema_extra={"enum": [*ACTIONS]})],
+        model: str | None = None,
     ) -> SlotSaved | SlotRestored | SlotErased:
         """Save what the prefix cache has of a slot's tokens to a file, restore it, or forget the tokens. ``model``
         (extension) is in the query, as that of GET /slots, or in the body.

@@ -95,8 +95,10 @@ class TextModel:
 
     async def tokens_of_prompt(self, context: int, request: TokenizeRequest) -> TokenizeResponse:
         """For a model without chats. Raises RequestError as `tokens_of`, and for messages."""
-        if request.prompt is None or request.messages is not None:
-            raise RequestError("this model has no chats; give a prompt", param="prompt")
+        if request.messages is not None:
+            raise RequestError("this model has no chats; use a model that has a chat template", param="messages")
+        if request.prompt is None:
+            raise RequestError("prompt is missing; give the text whose tokens to count", param="prompt")
         ids = await self.tokens_of(context, request.prompt, request)
         return TokenizeResponse(tokens=ids, count=len(ids), max_model_len=context)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError, PydanticKnownError
+from typing_extensions import TypeAliasType
 
 from nearfar.compiler.ir.sampling import (
     DEFAULTS,
@@ -43,10 +45,20 @@ NOT_NOW_STATUSES = (408, 429, 502, 503, 504, 529)
 # An error in the middle of a stream has no status; OpenAI's error types stand for one.
 STATUS_OF_TYPE = {"invalid_request_error": 400, "rate_limit_error": 429, "timeout_error": 503}
 
+TOKEN_ID = re.compile(r"0|-?[1-9][0-9]*")
 ApiTemperature = Annotated[Temperature, Field(le=2)]
 Item = TypeVar("Item")
 # Report only the first of a million invalid items: a list of a million errors takes seconds to build.
 Items = Annotated[list[Item], Field(fail_fast=True)]
+
+
+def _token_id(key: object) -> object:
+    """The token id that a key of JSON, which is a string, is in decimal digits. Two spellings of one id would be one
+    key.
+    """
+    if isinstance(key, str) and TOKEN_ID.fullmatch(key) is None:
+        raise PydanticKnownError("int_parsing")
+    return key
 
 
 def _require_few_texts(value: object) -> object:
@@ -69,19 +81,32 @@ def texts_of(given: str | list[str] | list[int] | list[list[int]]) -> Sequence[s
     return [given] if not given or isinstance(given[0], int) else given  # type: ignore[list-item]
 
 
-def _require_nothing(value: object) -> None:
-    """Raises ValueError unless a value is null or empty, or contains only such values."""
+def _require_nothing(value: object) -> object:
+    """The value. Raises ValueError unless a value is null or empty, or contains only such values."""
     if isinstance(value, dict | list):
         for inner in value.values() if isinstance(value, dict) else value:
             _require_nothing(inner)
     elif value is not None and value != "":
         raise ValueError("only null or an empty value is supported here; leave it out")
+    return value
 
 
+Nothing = TypeAliasType("Nothing", "dict[str, Nothing] | list[Nothing] | Literal[''] | None")
 # Clients send back these keys of an answer's message, which are null in our answers. They are never passed on.
-Unused = Annotated[
-    dict[str, Any] | list[Any] | Literal[""] | None, AfterValidator(_require_nothing), Field(exclude=True)
-]
+Unused = Annotated[Nothing, BeforeValidator(_require_nothing), Field(exclude=True)]
+
+
+def _exactly(value: object, read: ValidatorFunctionWrapHandler) -> object:
+    literal = read(value)
+    if type(literal) is not type(value):
+        # As pydantic words it for other values.
+        raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": repr(literal)})
+    return literal
+
+
+Exact = TypeVar("Exact", bound=int)
+# A literal for one value: Python finds that false is equal to 0, and true to 1.
+Exactly = Annotated[Exact, WrapValidator(_exactly)]
 
 
 class Request(BaseModel):
@@ -112,7 +137,7 @@ IfRequested = Annotated[Value, Field(exclude_if=lambda _: False)]
 
 class StreamOptions(Request):
     include_usage: bool = False
-    include_obfuscation: Literal[False] = False
+    include_obfuscation: Exactly[Literal[False]] = False
 
 
 class StructuredOutputs(Request):
@@ -163,10 +188,12 @@ class GenerationRequest(SamplingParameters):
     stop: str | Annotated[Items[str], Field(max_length=MAX_STOPS)] | None = None
     frequency_penalty: Annotated[FrequencyPenalty, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[PresencePenalty, Field(ge=-2, le=2)] | None = None
-    # JSON's keys are strings.
     logit_bias: (
         Annotated[
-            dict[Annotated[int, Field(strict=False)], Annotated[float, Field(ge=-100, le=100)]],
+            dict[
+                Annotated[int, Field(strict=False), BeforeValidator(_token_id)],
+                Annotated[float, Field(ge=-100, le=100)],
+            ],
             Field(max_length=MAX_LOGIT_BIASES),
         ]
         | None
@@ -204,7 +231,7 @@ class GenerationRequest(SamplingParameters):
     """Extension, as in llama.cpp: the slot of the answer, on a server with --slot-save-path. Otherwise it has no
     effect.
     """
-    cache_prompt: Annotated[Literal[True] | None, EXTENSION_IF_SET] = None
+    cache_prompt: Annotated[Exactly[Literal[True]] | None, EXTENSION_IF_SET] = None
     """Extension, as in llama.cpp: prompts always start from what the cache has of them."""
     skip_special_tokens: Annotated[bool | None, EXTENSION] = None
     include_stop_str_in_output: Annotated[bool | None, EXTENSION_IF_SET] = None

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from .chat import Message, Messages
-from .common import Int64, Items, LeftOut, Reply, Request
+from .common import Exactly, Int64, Items, LeftOut, Reply, Request
 from .encoding import EncodingUsage, require_few
 
 Texts = Annotated[Items[str], BeforeValidator(require_few)]
@@ -62,7 +62,7 @@ class DecisionCalibration(Request):
     any. ``questions``: the scaling of each question by its name; of labels, by its name, a slash and the label.
     """
 
-    version: Literal[1]
+    version: Exactly[Literal[1]]
     model: str | None = None
     examples: Annotated[int, Field(ge=0)] | None = None
     questions: dict[str, Scaling]

@@ -17,7 +17,11 @@ def _require_limit(value: int) -> int:
     return value
 
 
-TokenLimit = Annotated[int, AfterValidator(_require_limit)]
+TokenLimit = Annotated[
+    int,
+    AfterValidator(_require_limit),
+    Field(json_schema_extra={"anyOf": [{"minimum": 1}, {"const": -1}]}),
+]
 
 
 class EncodingRequest(Request):

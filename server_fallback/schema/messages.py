@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from nearfar.compiler.ir.sampling import TopP
 
 from .chat import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, require_few_parts
-from .common import ApiTemperature, Items, LeftOut, Reply, Request, Unused
+from .common import ApiTemperature, Exactly, Items, LeftOut, Reply, Request, Unused
 from .limits import MAX_STOPS
 from .pipeline import PipelineTrace
 from .route import Route, Side
@@ -70,7 +70,7 @@ class ContentSource(Request):
 
 
 class NoCitations(Request):
-    enabled: Literal[False] | None = None
+    enabled: Exactly[Literal[False]] | None = None
 
 
 class DocumentBlock(Block):
@@ -163,7 +163,7 @@ class CustomTool(Block):
     strict: bool | None = None
     input_examples: Annotated[Items[dict[str, Any]], Field(max_length=MAX_PARTS)] | None = None
     eager_input_streaming: bool | None = None
-    defer_loading: Literal[False] | None = None
+    defer_loading: Exactly[Literal[False]] | None = None
     allowed_callers: Annotated[Items[Literal["direct"]], Field(min_length=1, max_length=1)] | None = None
 
 

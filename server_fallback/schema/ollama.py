@@ -8,13 +8,13 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PrivateAttr
+from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr
 
 from nearfar.compiler.store.parameters import Parameters
 
 from ..option_types import read_duration
 from .chat import MAX_MESSAGES, MAX_PARTS, MAX_TOOL_CALLS, MAX_TOOLS
-from .common import Items, LeftOut, Reply, Request
+from .common import Exactly, Items, LeftOut, Reply, Request
 from .functions import Function
 from .models import Name
 
@@ -81,9 +81,9 @@ class OllamaRequest(KeepsAlive):
     think: bool | Literal["low", "medium", "high"] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    truncate: Literal[False] | None = None
+    truncate: Exactly[Literal[False]] | None = None
     """A chat that is longer than the context is refused here, and never shortened."""
-    shift: Literal[False] | None = None
+    shift: Exactly[Literal[False]] | None = None
     """An answer ends when the context is full."""
 
     _arrived_ns: int = PrivateAttr(default_factory=time.perf_counter_ns)
@@ -250,13 +250,15 @@ class OllamaVersion(Reply):
 class NamedModel(Request):
     """``name`` is the older key for ``model``."""
 
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["model"]}, {"required": ["name"]}]})
+
     model: Name | None = None
     name: Name | None = None
     verbose: bool | None = None
 
 
 class OllamaPull(NamedModel):
-    insecure: Literal[False] | None = None
+    insecure: Exactly[Literal[False]] | None = None
     stream: bool | None = True
 
 

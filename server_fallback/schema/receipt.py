@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from .common import LeftOut, Reply
+from .common import Exactly, LeftOut, Reply
 from .limits import MAX_CHOICES, MAX_TEXTS
 from .route import Side
 
@@ -77,7 +77,7 @@ class Receipt(Stated):
     is delivered. ``adapter`` is the hash of a LoRA adapter's files (`peft.adapter_id`).
     """
 
-    version: Literal[1]
+    version: Exactly[Literal[1]]
     side: Side
     runtime: Annotated[str, Field(max_length=64)]
     time: Count

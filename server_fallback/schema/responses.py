@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeGuard
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from .chat import MAX_MESSAGES, MAX_TOOLS, JsonObjectFormat, TextFormat
-from .common import OF_ACCOUNTS, Int64, Items, LeftOut, Reply, Request, SamplingParameters, Unused
+from .common import OF_ACCOUNTS, Exactly, Int64, Items, LeftOut, Reply, Request, SamplingParameters, Unused
 from .pipeline import PipelineTrace
 from .response_items import Item, OutputItem
 from .route import Route, Side
@@ -55,7 +55,7 @@ class FunctionTool(Request):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    defer_loading: Literal[False] | None = None
+    defer_loading: Exactly[Literal[False]] | None = None
     allowed_callers: Items[Literal["direct"]] | None = None
 
 
@@ -118,11 +118,21 @@ class ReasoningConfig(Request):
 
 
 class ResponseStreamOptions(Request):
-    include_obfuscation: Literal[False] = False
+    include_obfuscation: Exactly[Literal[False]] = False
 
 
 class PromptFields(Request):
     """What a request to count tokens has too."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": ["input"], "properties": {"input": {"type": ["string", "array"]}}},
+                {"required": ["instructions"], "properties": {"instructions": {"type": "string"}}},
+                {"required": ["previous_response_id"], "properties": {"previous_response_id": {"type": "string"}}},
+            ]
+        }
+    )
 
     model: str
     """The name of a model, or of a loaded LoRA adapter."""

@@ -11,7 +11,7 @@ from pydantic import Field, RootModel
 
 from nearfar.compiler.ir.sampling import FrequencyPenalty, RepetitionPenalty, TopP
 
-from .common import ApiTemperature, Int64, Items, LeftOut, Reply, Request
+from .common import ApiTemperature, Exactly, Int64, Items, LeftOut, Reply, Request
 from .limits import MAX_STOPS
 
 DEFAULT_NEW_TOKENS = 100
@@ -29,7 +29,7 @@ class TgiParameters(Request):
 
     adapter_id: str | None = None
     """The name of a model or an adapter."""
-    best_of: Literal[1] | None = None
+    best_of: Exactly[Literal[1]] | None = None
     decoder_input_details: bool | None = None
     details: bool | None = None
     do_sample: bool | None = None
@@ -42,7 +42,7 @@ class TgiParameters(Request):
     stop: Annotated[Items[str], Field(max_length=MAX_STOPS)] | None = None
     temperature: Annotated[ApiTemperature, Field(gt=0)] | None = None
     top_k: Annotated[int, Field(ge=1)] | None = None
-    top_n_tokens: Literal[0] | None = None
+    top_n_tokens: Exactly[Literal[0]] | None = None
     top_p: TopP | None = None
     watermark: bool | None = None
 

@@ -20,7 +20,9 @@ def context_overflow(param: str, tokens: str, context: int) -> RequestError:
 
 def with_name(error: RequestError, param: str, name: str) -> RequestError:
     """The error with another ``name`` for the parameter ``param``, or for what is in it, as another API has it."""
-    message = re.sub(rf"(?<![\w.\]]){re.escape(param)}(?!\w)", lambda _: name, error.message, count=1)
+    # "this model" is prose.
+    named = rf"(?<![\w.\]])(?<!the )(?<!this )(?<!these ){re.escape(param)}(?!\w)"
+    message = re.sub(named, lambda _: name, error.message, count=1)
     renamed = name + str(error.details["param"]).removeprefix(param)
     return RequestError(message, **{**error.details, "param": renamed})
 

@@ -261,7 +261,8 @@ def test_the_memory_of_a_model_is_known_before_it_is_loaded(page: Page, browser:
     assert (info["prefillChunk"], plan["largestChunk"]) == (64, 64)
     assert plan["totalBytes"] <= whole["totalBytes"] <= 1.125 * plan["totalBytes"]
     assert plan["weightBytes"] == info["weightBytes"]
-    assert abs(plan["totalBytes"] / info["totalBytes"] - 1) < 0.05
+    # The plan leaves out the arguments of kernels, 256 bytes each, and what is read back: some kB for any model.
+    assert 0 <= info["totalBytes"] - plan["totalBytes"] < 32_768
     assert plan["fits"]
     budget = plan["totalBytes"] - plan["keyValueBytes"] + 4 * plan["pageBytes"]
     other = browser.new_page()

@@ -21,6 +21,7 @@ from tiny_models import VOCAB_SIZE
 
 from nearfar.compiler.browser.page_server import PAGE
 from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.ir.expr import holds
 from nearfar.compiler.ir.sampling import Sampler
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
@@ -243,10 +244,16 @@ def gates(step: dict[str, Any]) -> bool:
 
 
 def variants(bundle: Path) -> list[str]:
-    """The names of the variants that can run a gated projection with float32 activations, first choice first."""
+    """The names of the variants that can run a gated projection of a single token, as those of an answer, with float32
+    activations, first choice first.
+    """
     manifest = manifest_of(bundle)
     step = next(filter(gates, manifest["plans"]["generate"]["steps"]))
-    rows = [row for row in manifest["variants"][step["variants"]] if row["activation"] in (None, "float32")]
+    rows = [
+        row
+        for row in manifest["variants"][step["variants"]]
+        if row["activation"] in (None, "float32") and holds(row["when"], {"S": 1})
+    ]
     return list(dict.fromkeys("+".join(row["kernels"]) for row in rows))
 
 

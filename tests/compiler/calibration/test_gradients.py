@@ -24,6 +24,8 @@ MODELS = ("gemma2", "cohere2", "stablelm", "gemma4_text", "phi")
 # Those whose layers are computed again on the way back, as in a large model.
 SEGMENTED = ("cohere2", "gemma4_text")
 WINDOW = 64
+# The choice of experts has no gradient.
+MIXTURES = ("gemma4_experts", "gpt_oss", "granitemoe", "olmoe", "qwen3_moe")
 
 
 class Gradients:
@@ -49,7 +51,12 @@ class Gradients:
 
 
 @pytest.mark.parametrize(
-    "name", [each if each in MODELS else pytest.param(each, marks=pytest.mark.exhaustive) for each in FAMILIES]
+    "name",
+    [
+        each if each in MODELS else pytest.param(each, marks=pytest.mark.exhaustive)
+        for each in FAMILIES
+        if each not in MIXTURES
+    ],
 )
 def test_gradients_of_all_weights_are_those_of_torch(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -70,7 +77,8 @@ def test_gradients_of_all_weights_are_those_of_torch(
     (logits * torch.tensor(direction)).sum().backward()
     expected = {key: each.grad.numpy() for key, each in model.named_parameters() if each.grad is not None}
 
-    found = gradients_of(tmp_path, tokens, direction)
+    # A longer context would change this family's rotations.
+    found = gradients_of(tmp_path, tokens, direction, len(tokens) if name == "llama_dynamic" else WINDOW)
     assert found
     # Biases of keys change no distribution of attention, so their gradients are 0 but for rounding.
     largest = max(float(np.abs(each).max()) for each in expected.values())
@@ -82,17 +90,17 @@ def test_gradients_of_all_weights_are_those_of_torch(
         assert np.abs(gradient - expected[key]).max() < 2e-3 * scale, key
 
 
-def gradients_of(folder: Path, tokens: list[int], direction: Array) -> dict[str, Array]:
+def gradients_of(folder: Path, tokens: list[int], direction: Array, window: int) -> dict[str, Array]:
     """The gradients by the checkpoint's tensors."""
     checkpoint = load(str(folder))
-    graph = by_model_type(checkpoint.spec.model_type).forward(checkpoint.spec, WINDOW, WINDOW)
+    graph = by_model_type(checkpoint.spec.model_type).forward(checkpoint.spec, window, window)
     headless = without_head(graph)
 
     def read(parameter: Parameter) -> Array:
         return read_rows(checkpoint, parameter, 0, parameter.rows)
 
     visitor = Gradients()
-    whole = tape.Tape(graph, headless.rows, *window_inputs([tokens], WINDOW), read)
+    whole = tape.Tape(graph, headless.rows, *window_inputs([tokens], window), read)
     rows = whole.forward()
     head = headless.head_of(read)
     whole.backward(

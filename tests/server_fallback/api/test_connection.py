@@ -248,6 +248,20 @@ def test_requests_on_one_connection_are_answered_in_order(port: int, models: Fak
     assert answer.index(b"Hello!") < answer.index(b'{"status":"live"}')
 
 
+@pytest.mark.parametrize("protocol", ["h2c", "websocket, h2c"])
+def test_an_offer_of_another_protocol_is_ignored(port: int, models: FakeModels, protocol: str) -> None:
+    """Java's HTTP client offers HTTP/2 with each request, and sends its body."""
+    models.fake = FakeExecutor()
+    offer = f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: {protocol}\r\nHTTP2-Settings: AAEAAEAA\r\nHost: x\r\n"
+    offering = request(HI).replace(b"Host: x\r\n", offer.encode())
+    with connect(port) as sock:
+        # In one piece, with another request behind it; then with its body in pieces.
+        sock.sendall(offering * 2 + offering[:-20])
+        sock.sendall(offering[-20:] + b"GET /health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answer = read_to_end(sock)
+    assert (answer.count(b"HTTP/1.1 200 OK"), answer.count(b"Hello!")) == (4, 3)
+
+
 def test_a_thousand_idle_connections_delay_nobody(port: int, models: FakeModels) -> None:
     models.fake = FakeExecutor()
     with ExitStack() as stack:

@@ -4,19 +4,20 @@ each response, and none is a server error. So the errors of each API have the fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import pytest
 import schemathesis
 from fake_models import FakeExecutor, FakeModels
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings, strategies
 from hypothesis.errors import Unsatisfiable
 from open_inference import document as open_inference
 from schemathesis.checks import load_all_checks, not_a_server_error
-from schemathesis.specs.openapi.checks import positive_data_acceptance
+from schemathesis.core.errors import InvalidSchema
+from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
+from served_demo import WITH_FEW_KERNELS, Served, start
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -25,15 +26,36 @@ from nearfar.compiler.store import sources
 from nearfar.compiler.store.store import Store
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
+from nearfar.server_fallback.api.exchange import TIMEOUT_HEADER
 from nearfar.server_fallback.api.keys import read_keys
 from nearfar.server_fallback.executors.executor import Executor, Opening
 from nearfar.server_fallback.executors.registry import Registry
 from nearfar.server_fallback.executors.stored_models import StoredModels
 
-EXAMPLES, MANY_EXAMPLES = 2, 200
+EXAMPLES, LIVE_EXAMPLES, MANY_EXAMPLES = 2, 50, 200
 KEY = "sk-admin-12345678"
+ONE_KEY = {"NEARFAR_API_KEYS": f"admin={KEY}"}
+# The real models of a server, and the beginnings of the paths whose requests go to each. The first has all others, and
+# is the only one that generates text, so that requests need not name it.
+MODELS = {
+    "demo": ("/",),
+    "demo-ears": ("/v1/audio/",),
+    "demo-encoder": (
+        "/v1/embeddings",
+        "/v2/embed",
+        "/api/embed",
+        "/rerank",
+        "/v1/rerank",
+        "/v2/rerank",
+        "/score",
+        "/v1/score",
+    ),
+    "demo-finder": ("/classify", "/v1/classify"),
+}
 # What these do with a body that is right would not end: it downloads a model, or serves a client that reads no more.
 LEFT_OUT = ("/v1/nearfar/verify",)
+# After these the server has no model to ask.
+REMOVING = ("/sleep", "/v1/models/unload")
 KSERVE = "/kserve.json"
 OPERATIONS = (
     ("POST", "/v1/chat/completions"),
@@ -120,7 +142,7 @@ class Opener:
 
 
 def document_of(models: Any, path: str = "/openapi.json") -> Any:
-    app = create_app(models, ApiConfig(keys=read_keys(None, {"NEARFAR_API_KEYS": f"admin={KEY}"})))
+    app = create_app(models, ApiConfig(keys=read_keys(None, ONE_KEY)))
     return schemathesis.openapi.from_asgi(path, immortal(app))
 
 
@@ -166,8 +188,21 @@ def store_document(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield document_of(StoredModels(Registry(Opener()), store))
 
 
-def check(operation: Any, mode: schemathesis.GenerationMode, examples: int) -> None:
-    @given(operation.as_strategy(generation_mode=mode))
+@strategies.composite
+def generated(draw: strategies.DrawFn, operation: Any, mode: schemathesis.GenerationMode) -> schemathesis.Case[Any]:
+    case: schemathesis.Case[Any]
+    try:
+        case = draw(operation.as_strategy(generation_mode=mode))
+    except InvalidSchema:
+        # Of mutations that cannot be combined.
+        reject()
+    return case
+
+
+def check(operation: Any, mode: schemathesis.GenerationMode, examples: int, model: str | None = None) -> None:
+    """``model`` takes the place of generated names of models."""
+
+    @given(generated(operation, mode))
     @settings(
         max_examples=examples,
         derandomize=examples == EXAMPLES,
@@ -176,24 +211,46 @@ def check(operation: Any, mode: schemathesis.GenerationMode, examples: int) -> N
         suppress_health_check=list(HealthCheck),
     )
     def every_answer(case: schemathesis.Case[Any]) -> None:
+        for part in (case.body, case.query):
+            if model is not None and isinstance(part, dict) and isinstance(part.get("model"), str):
+                part["model"] = model
         # The schema cannot express all rules, for example that stream_options require stream.
         answer = case.call(headers={"Authorization": f"Bearer {KEY}"})
-        # 501 is llama.cpp's answer of a server without slots, and a request may allow one millisecond. The document has
-        # to name both.
-        may_fail = answer.status_code == 501 or (answer.status_code == 503 and "deadline_exceeded" in answer.text)
+        # 501 is llama.cpp's answer of a server without slots, a request may allow one millisecond, and a server without
+        # a model is not ready. The document has to name them.
+        is_late = TIMEOUT_HEADER in (case.headers or {})
+        is_unready = operation.path.startswith("/health/")
+        may_fail = answer.status_code == 501 or (answer.status_code == 503 and (is_late or is_unready))
         chosen = [not_a_server_error] if may_fail else []
+        if case.query:
+            # In an address an empty list is nothing, and a list of one name is the name.
+            chosen.append(negative_data_rejection)
         case.validate_response(answer, excluded_checks=[positive_data_acceptance, *chosen])
 
     every_answer()
 
 
-def check_all(document: Any, mode: schemathesis.GenerationMode, examples: int) -> None:
-    for found in document.get_all_operations():
-        operation = found.ok()
-        # Nothing is wrong with any request of an operation without parameters.
-        with suppress(Unsatisfiable):
-            if operation.path not in LEFT_OUT:
-                check(operation, mode, examples)
+def check_all(
+    document: Any,
+    mode: schemathesis.GenerationMode,
+    examples: int,
+    model_of: Callable[[str], str | None] = lambda _: None,
+    left_out: Sequence[str] = LEFT_OUT,
+) -> None:
+    """Raises `ExceptionGroup` with the failures of all operations, because a run takes minutes."""
+    failures = []
+    for operation in (found.ok() for found in document.get_all_operations()):
+        if operation.path in left_out:
+            continue
+        try:
+            check(operation, mode, examples, model_of(operation.path))
+        except Unsatisfiable:
+            pass  # Nothing is wrong with any request of an operation without parameters.
+        except Exception as failure:
+            failure.add_note(f"{operation.method.upper()} {operation.path}")
+            failures.append(failure)
+    if failures:
+        raise ExceptionGroup(f"{mode.value} requests", failures)
 
 
 @pytest.mark.parametrize(("method", "path", "mode"), in_turn(OPERATIONS))
@@ -224,3 +281,25 @@ def test_every_operation_gives_many_requests_an_answer_that_it_names(
     request: pytest.FixtureRequest, of: str, mode: schemathesis.GenerationMode
 ) -> None:
     check_all(request.getfixturevalue(of), mode, MANY_EXAMPLES)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server of real models."""
+    server = start(*MODELS, folder=tmp_path_factory.mktemp("served"), env={**WITH_FEW_KERNELS, **ONE_KEY})()
+    yield server
+    server.end()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mode", MODES)
+def test_real_models_give_generated_requests_an_answer_that_the_document_names(
+    served: Served, mode: schemathesis.GenerationMode
+) -> None:
+    document = schemathesis.openapi.from_url(f"{served.url}/openapi.json", headers={"Authorization": f"Bearer {KEY}"})
+
+    def model_of(path: str) -> str:
+        return [model for model, begins in MODELS.items() if path.startswith(begins)][-1]
+
+    check_all(document, mode, LIVE_EXAMPLES, model_of, LEFT_OUT + REMOVING)
+    assert served.process.poll() is None

@@ -11,11 +11,13 @@ from random import Random
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.types import Message
 
 from nearfar.server_fallback.api.errors import ApiError
 from nearfar.server_fallback.api.json_body import MAX_KEYS, check_inner_json, parse_json, read_json_body
+from nearfar.server_fallback.schema.completions import CompletionRequest
 from nearfar.server_fallback.text.json_structure import MAX_DEPTH, MAX_PARTS, MAX_VALUES, JsonStructure, structure_error
 
 TOO_MANY_PARTS = [
@@ -41,6 +43,17 @@ JSON_VALUES = st.recursive(
 def test_json_round_trips_unchanged(value: object) -> None:
     assert parse_json(json.dumps(value).encode()) == value
     assert parse_json(json.dumps(value, ensure_ascii=False).encode()) == value
+
+
+def test_a_number_without_a_fraction_is_an_integer_however_it_is_written() -> None:
+    # Gson writes each number of a map as 64.0.
+    assert repr(parse_json(b"[64.0, 1e3, -2.0, 9007199254740992.0]")) == "[64, 1000, -2, 9007199254740992]"
+    assert repr(parse_json(b"[0.5, 1e300, 9007199254740994.0]")) == "[0.5, 1e+300, 9007199254740994.0]"
+    request = parse_json(b'{"model": "m", "prompt": "", "max_tokens": 64.0, "temperature": 1.0}')
+    read = CompletionRequest.model_validate(request)
+    assert (read.max_tokens, read.temperature) == (64, 1)
+    with pytest.raises(ValidationError, match="max_tokens"):
+        CompletionRequest.model_validate(parse_json(b'{"model": "m", "prompt": "", "max_tokens": 64.5}'))
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from waiting import until
 
 from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.runtime.errors import QueueFull
+from nearfar.compiler.store.model import StoredModel
 from nearfar.compiler.store.store import Store
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
@@ -332,6 +333,28 @@ def test_the_client_uploads_files(tmp_path: Path) -> None:
     run(test())
 
 
+def test_a_model_is_created_though_another_one_of_the_same_files_is_complete_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = Store.create_of_files
+
+    def late(store: Store, *arguments: Any) -> StoredModel:
+        for upload in (store.folder / "downloads").glob("upload-*"):
+            upload.unlink()
+        return create(store, *arguments)
+
+    async def test() -> None:
+        served = Served(tmp_path)
+        client = client_of(served.app)
+        files = {path.name: await client.create_blob(path) for path in CHECKPOINT.iterdir() if path.is_file()}
+        monkeypatch.setattr(Store, "create_of_files", late)
+        await client.create("own", files=files)
+        served.store.verify(served.store.get("own"))
+        assert list((served.store.folder / "downloads").iterdir()) == []
+
+    run(test())
+
+
 def test_uploads_with_other_bytes_and_names_out_of_the_folder_are_refused(tmp_path: Path) -> None:
     async def test() -> None:
         served = Served(tmp_path)
@@ -422,6 +445,10 @@ def test_an_error_of_the_store_is_a_line_of_a_stream(tmp_path: Path) -> None:
         first, last = lines_of(answer)
         assert (answer.status_code, first["status"], "error" in last) == (200, "creating the model", True)
         assert (await served.ask("DELETE", "/api/delete", {"name": "nope"})).status_code == 404
+        for body, says in (({}, "must name"), ({"model": "a", "name": "b"}, "differ")):
+            refused = await served.ask("DELETE", "/api/delete", body)
+            assert refused.status_code == 400
+            assert says in refused.json()["error"]
         assert (await served.ask("POST", "/api/copy", {"source": "base", "destination": "../x"})).status_code == 400
 
     run(test())

@@ -124,6 +124,17 @@ def test_nothing_is_stored_without_store_and_nothing_of_another_client_is_read(
     assert chats(models)[-1] == [("assistant", "Hello!"), ("user", "so?")]
 
 
+def test_references_take_no_more_room_than_their_items_in_a_body(client: openai.OpenAI, models: FakeModels) -> None:
+    long = client.responses.create(model="fake", input="x" * 100_000)
+    [item] = client.responses.input_items.list(long.id)
+    reference: Any = {"type": "item_reference", "id": item.id}
+    client.responses.create(model="fake", input=[reference] * 2)
+    assert chats(models)[-1] == [("user", "x" * 100_000)] * 2
+    with pytest.raises(openai.APIStatusError) as error:
+        client.responses.create(model="fake", input=[reference] * 1000)
+    assert (error.value.status_code, error.value.code, error.value.param) == (413, "body_too_large", "input[41]")
+
+
 def test_streamed_events_add_up_to_the_response(client: openai.OpenAI) -> None:
     with client.responses.stream(**HI) as stream:
         events = list(stream)

@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.api.errors import ApiError
 from nearfar.server_fallback.api.validation import validation_error
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest
 from nearfar.server_fallback.schema.completions import CompletionRequest
 from nearfar.server_fallback.schema.embeddings import EmbeddingRequest
+from nearfar.server_fallback.schema.tgi import TgiRequest
+from nearfar.server_fallback.text.requests import with_name
 
+OBFUSCATION = "stream_options.include_obfuscation"
 HI = [{"role": "user", "content": "hi"}]
 OK: dict[str, Any] = {"model": "m", "messages": HI}
 
@@ -70,6 +74,8 @@ def refusal(model: type[BaseModel], body: Any) -> ApiError:
         ({**OK, "stop": ["a"] * 17}, "stop", None),
         ({**OK, "stop": ["a", 1]}, "stop[1]", "invalid_type"),
         ({**OK, "logit_bias": {"x": 1}}, "logit_bias.x", "invalid_type"),
+        ({**OK, "logit_bias": {"5": 1, "05": 2}}, "logit_bias.05", "invalid_type"),
+        ({**OK, "logit_bias": {"1_0": 1}}, "logit_bias.1_0", "invalid_type"),
         ({**OK, "response_format": {"type": "xml"}}, "response_format", "invalid_value"),
         (
             {**OK, "response_format": {"type": "json_schema"}},
@@ -168,3 +174,31 @@ def test_more_texts_than_openai_accepts_are_refused_and_token_ids_are_not(texts:
         error = refusal(model, {"model": "m", key: texts})
         assert (error.param, "2049 texts; at most 2048" in error.message) == (key, True)
         model.model_validate({"model": "m", key: [1] * 2049})
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "param"),
+    [
+        (TgiRequest, {"inputs": "", "parameters": {"top_n_tokens": False}}, "parameters.top_n_tokens"),
+        (TgiRequest, {"inputs": "", "parameters": {"best_of": True}}, "parameters.best_of"),
+        (CompletionRequest, {"model": "m", "prompt": "", "stream_options": {"include_obfuscation": 0}}, OBFUSCATION),
+        (CompletionRequest, {"model": "m", "prompt": "", "cache_prompt": 1}, "cache_prompt"),
+    ],
+)  # fmt: skip
+def test_false_is_not_0_and_1_is_not_true(model: type[BaseModel], body: Any, param: str) -> None:
+    error = refusal(model, body)
+    assert (error.param, error.code) == (param, "invalid_type")
+    assert "Input should be" in error.message
+
+
+@pytest.mark.parametrize(
+    ("message", "renamed"),
+    [
+        ("this model makes embeddings", "this model makes embeddings"),
+        ("the model is on the far side; name another model", "the model is on the far side; name another adapter_id"),
+        ("model is 'x' in the address", "adapter_id is 'x' in the address"),
+    ],
+)
+def test_a_parameter_is_renamed_where_an_error_names_it(message: str, renamed: str) -> None:
+    error = with_name(RequestError(message, param="model"), "model", "adapter_id")
+    assert (str(error), error.details["param"]) == (renamed, "adapter_id")

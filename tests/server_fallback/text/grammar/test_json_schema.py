@@ -61,6 +61,17 @@ def test_an_integer_bound_that_no_float_holds_is_accepted(grammar: Grammar) -> N
     assert not grammar.takes(compiled, "1.5")
 
 
+@pytest.mark.parametrize("form", ["items", "additionalProperties", "patternProperties"])
+def test_the_rules_of_nested_values_grow_by_the_same_size_with_each_depth(form: str) -> None:
+    def size(depth: int) -> int:
+        schema: dict[str, Any] = {"type": "boolean"}
+        for _ in range(depth):
+            schema = {"type": ["array", "object"], form: {"^x": schema} if form == "patternProperties" else schema}
+        return len(source_rules(JsonSource(json.dumps(schema))).text)
+
+    assert size(60) - size(40) < 2.5 * (size(20) - size(10))
+
+
 def test_a_schema_too_large_or_too_deep_is_refused() -> None:
     wide = {"type": "object", "properties": {f"property {index}": {"type": "string"} for index in range(5_000)}}
     deep: dict[str, Any] = {}

@@ -20,6 +20,7 @@ export const STRING_LITERAL = /"((?:[^"\\]|\\.)*)"/g;
 const ITEM = /"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|[A-Za-z_]\w*|[()|*+?]|\{\d+(?:,\d*)?\}/g;
 // Past this, compiling takes seconds.
 const MAX_SIZE = 400_000;
+const MIN_NAMED = 64;
 
 /** Rules by name; ``root`` is where a text begins. */
 export class RuleBook {
@@ -54,6 +55,14 @@ export class RuleBook {
 
   add(hint: string, body: string): string {
     return this.define(this.reserve(hint), body);
+  }
+
+  /**
+   * An expression for ``body`` that is short, because it is written several times: with each depth at which this is so,
+   * the size of a grammar would double.
+   */
+  named(hint: string, body: string): string {
+    return body.length < MIN_NAMED ? body : this.add(hint, body);
   }
 
   /** The name of a shared rule, which the first call adds. */

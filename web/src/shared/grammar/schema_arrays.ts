@@ -48,9 +48,10 @@ export function arrayExpression(
   const end = `${space(book)} "]"`;
   // Without leading items, the first item has no comma before it.
   const bare = first.length > 0 ? 0 : 1;
-  const more = item === null || high === 0 ? "" : repeat(`${comma} ${item}`, Math.max(low - bare, 0), high - bare);
+  const named = item === null || first.length > 0 || high < 2 ? item : book.named("item", item);
+  const more = item === null || high === 0 ? "" : repeat(`${comma} ${named}`, Math.max(low - bare, 0), high - bare);
   if (first.length > 0) return `${begin} ${first.join(` ${comma} `)} ${more} ${end}`;
   if (item === null || high === 0) return `${begin} "]"`;
-  const some = `${begin} ${item} ${more} ${end}`;
+  const some = `${begin} ${named} ${more} ${end}`;
   return low > 0 ? some : choice(book, [some, `${begin} "]"`]);
 }

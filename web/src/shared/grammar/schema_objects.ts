@@ -119,7 +119,7 @@ export class ObjectRules {
 
   private furtherMember(key: string | null, schema: unknown, where: string): string | null {
     const value = this.valueOf(schema, where);
-    return value === null || key === null ? null : this.member(key, value);
+    return value === null || key === null ? null : this.member(key, this.book.named("further", value));
   }
 
   protected member(key: string, value: string): string {
