@@ -159,7 +159,7 @@ def test_videos_have_the_features_and_logits_of_transformers(
 # The videos above have those of Qwen3-VL and of Gemma 4. tests/web/test_pictures.py runs a SmolVLM on WebGPU, and
 # test_page_videos.py videos.
 USUAL = {("gemma3", "cpu"), ("gemma4_unified", "numpy"), ("gemma4_unified", "cpu")}
-USUAL |= {("smolvlm", "numpy"), ("smolvlm", "cpu"), ("lfm2_vl", "cpu")}
+USUAL |= {("smolvlm", "numpy"), ("smolvlm", "cuda"), ("lfm2_vl", "cpu")}
 USUAL |= {("qwen3_5", "cpu"), ("gemma4_bounded", "numpy")}
 
 

@@ -58,7 +58,7 @@ describe.each(Object.keys(VECTORS.tokenizers))("%s", (name) => {
     let seed = 1;
     const random = (most: number): number => (seed = (seed * 48271) % 2147483647) % most;
     let beginnings = 0;
-    for (let round = 0; round < runs(20, 60); round++) {
+    for (let round = 0; round < runs(10, 60); round++) {
       const some = Array.from({ length: 1 + random(4) }, () => parts[random(parts.length)]);
       const text = some.join(random(2) === 0 ? " " : "").repeat(1 + random(20));
       const count = 1 + random(20);

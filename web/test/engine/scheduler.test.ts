@@ -13,6 +13,7 @@ import type { Step } from "../../src/engine/step.js";
 import { samplesAnswer } from "../../src/engine/step.js";
 import { promptKeys } from "../../src/images/placed_images.js";
 import { pagesOfSequence } from "../../src/runtime/page_groups.js";
+import { runs } from "../exhaustive.js";
 import type { BuiltRow, TraceConfig } from "./cells.js";
 import { Cells, groupsOf, requireThat } from "./cells.js";
 import { STOP, VOCAB, answerOf, nextToken } from "./fake_model.js";
@@ -318,7 +319,7 @@ test("random traces: batched answers equal single ones, every request ends, no p
       const { states } = ended.kv;
       if (states !== null) expect(states.free + states.idle.size).toBe(states.size - own.max_sequences);
     }),
-    { numRuns: 1000 },
+    { numRuns: runs(300, 1000) },
   );
 });
 

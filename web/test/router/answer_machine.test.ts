@@ -312,7 +312,7 @@ test("any order of events gives one answer or one failure", () => {
       },
     ),
     {
-      numRuns: runs(1200, 2500),
+      numRuns: runs(600, 2500),
       seed: 1,
       examples: [[{ ...DEFAULT_RULES, then: "continue" }, "near", true, [...TWICE]]],
     },

@@ -9,6 +9,7 @@ import type { ToolCallEvent } from "../../src/text/tool_call_stream.js";
 import { ToolCallStream } from "../../src/text/tool_call_stream.js";
 import type { Tool } from "../../src/text/tools.js";
 import { toolGrammar } from "../../src/text/tools.js";
+import { runs } from "../exhaustive.js";
 import { demoGrammars, pick } from "../grammar/pick.js";
 import { templateOf } from "./template_trees.js";
 import { CASES as VECTOR_CASES, FORMATS, formatOf } from "./tool_formats.js";
@@ -183,7 +184,7 @@ test("any text is read the same however it is cut, and is complete if there is n
         }
       },
     ),
-    { numRuns: 2000 },
+    { numRuns: runs(500, 2000) },
   );
 });
 
