@@ -219,8 +219,6 @@ def test_frames_of_a_patch_may_differ_if_the_model_reads_videos(tmp_path: Path) 
 
 
 # The others have towers and prompts of these kinds, and all of them have their features and logits above.
-# Pictures in tiles, tokens that rotate by row and column, and patches with positions; those of all families are computed
-# on ONNX Runtime above.
 IN_JAVASCRIPT = ("smolvlm", "qwen3_vl", "gemma4")
 
 
