@@ -16,6 +16,8 @@ MAX_BYTES = 64 << 20
 MAX_DATA_BYTES = 1 << 30
 # Of pictures, sounds and videos.
 MAX_MEDIA_BYTES = 4 << 30
+# Without it, Windows changes ends of lines.
+BINARY = getattr(os, "O_BINARY", 0)
 
 
 def read_given(file: Path, max_bytes: int = MAX_BYTES) -> bytes:
@@ -30,6 +32,21 @@ def read_given(file: Path, max_bytes: int = MAX_BYTES) -> bytes:
     if status.st_size > max_bytes or len(content) > max_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {max_bytes >> 20} MiB")
     return content
+
+
+def read_own(file: Path, max_bytes: int) -> bytes:
+    """The content of a file that the program itself wrote, into a folder in which others may write. Raises OSError,
+    which says why it cannot be read, also for a link, a pipe, a device and more than ``max_bytes`` (EFBIG).
+    """
+    # Without O_NONBLOCK, a pipe would be waited for. Windows has neither flag.
+    descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | BINARY)
+    with os.fdopen(descriptor, "rb") as opened:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is not a file")
+        if status.st_size > max_bytes:
+            raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, more than {max_bytes:,}")
+        return opened.read(max_bytes)
 
 
 def read_given_text(file: Path, max_bytes: int = MAX_BYTES, encoding: str = "utf-8") -> str:

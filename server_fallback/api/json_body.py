@@ -37,8 +37,9 @@ async def read_json_body(
     """The bytes of a body that is declared as JSON. ``hold`` is awaited with the size of each part before the part is
     stored, and may raise ApiError.
 
-    Raises ApiError: 415 for another content type, 413 over ``max_bytes`` (counted as the bytes arrive, whatever
-    Content-Length states), 400 as soon as the structure is too large, 408 for a body that does not arrive in time.
+    Raises ApiError: 415 for another content type and a compressed body, 413 over ``max_bytes`` (counted as the bytes
+    arrive, whatever Content-Length states), 400 as soon as the structure is too large, 408 for a body that does not
+    arrive in time.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     # A page of another site can send text/plain without a CORS preflight request, but not JSON.
@@ -55,9 +56,11 @@ async def read_body(
     hold: Callable[[int], Awaitable[None]] | None = None,
     structure: JsonStructure | None = None,
 ) -> bytes:
-    """The bytes of a body; ``structure`` is None unless all of it is JSON. Raises the errors of `read_json_body` that
-    do not depend on its headers.
+    """The bytes of a body; ``structure`` is None unless all of it is JSON. Raises the errors of `read_json_body`, but
+    not for the content type.
     """
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ApiError(415, "compressed bodies are not supported; send the body as it is", "unsupported_content_type")
     try:
         async with asyncio.timeout(timeout_seconds):
             return await _read(request, max_bytes, hold, structure)

@@ -51,6 +51,11 @@ class Relay(Generic[ChunkT]):
         return self._answer.ended
 
     @property
+    def is_cut_off(self) -> bool:
+        """Whether a choice has begun, and has not ended."""
+        return self._answer.is_cut_off
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing more is to be read."""
         return self._has_end or self._answer.is_over or self.failure is not None

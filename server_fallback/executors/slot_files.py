@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 from nearfar.compiler.runtime.errors import RequestError, Unavailable, reason_of
+from nearfar.compiler.runtime.given_file import read_own
 
 FLAG = "--slot-save-path"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,126}")
@@ -65,21 +66,14 @@ class SlotFiles:
     def read(self, path: Path, most_bytes: int) -> bytes:
         """Raises RequestError for a file that is missing, a link, or larger than ``most_bytes``."""
         try:
-            # Without O_NONBLOCK, a pipe would be waited for.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            with os.fdopen(descriptor, "rb") as file:
-                status = os.fstat(descriptor)
-                if not stat.S_ISREG(status.st_mode):
-                    raise OSError("is not a file")
-                if status.st_size > most_bytes:
-                    raise RequestError(
-                        f"{path.name}: has {status.st_size:,} bytes; no slot of this model has more than "
-                        f"{most_bytes:,}",
-                        param="filename",
-                        code="slot_file_too_large",
-                    )
-                return file.read(most_bytes)
+            return read_own(path, most_bytes)
         except OSError as error:
+            if error.errno == errno.EFBIG:
+                raise RequestError(
+                    f"{path.name}: {reason_of(error)}, which no slot of this model has",
+                    param="filename",
+                    code="slot_file_too_large",
+                ) from error
             raise RequestError(
                 f"{path.name}: cannot be read: {reason_of(error)}; save a slot under this name first",
                 param="filename",

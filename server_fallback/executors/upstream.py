@@ -31,6 +31,7 @@ from nearfar.compiler.runtime.errors import (
     Unavailable,
 )
 
+from ..schema.fold import cut_off
 from ..schema.pages import PREFILL_HEADER
 from .circuit import Circuit
 from .dialect import MODELS
@@ -78,8 +79,8 @@ class Upstream:
         awaited for `AFTER_END_SECONDS`, and failures are ignored.
 
         Raises RequestError if the server rejects the request, QueueFull and Unavailable if it did not answer (after the
-        first chunk: if the connection broke), DeadlineExceeded, and DeviceError if it failed or its answer is not in
-        OpenAI's form.
+        first chunk: if the connection broke, or a choice has no end), DeadlineExceeded, and DeviceError if it failed or
+        its answer is not in OpenAI's form.
         """
         # The size of a part that was relayed and after which this task has more to do than to read on.
         relayed = 0
@@ -110,6 +111,9 @@ class Upstream:
         except NearfarError:
             if not relay.ended:
                 raise
+        if relay.is_cut_off:
+            # A server that aborts its work may complete the stream.
+            raise cut_off()
         relay.end()
 
     def event_object(self, data: str) -> dict[str, Any]:

@@ -67,6 +67,11 @@ class UpstreamAnswer:
         return self._bounded.ended
 
     @property
+    def is_cut_off(self) -> bool:
+        """Whether a choice has begun, and has not ended."""
+        return self._bounded.is_cut_off
+
+    @property
     def is_over(self) -> bool:
         """Whether too much arrived after the end."""
         return self._after_end > AFTER_END_CHUNKS

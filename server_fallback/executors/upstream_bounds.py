@@ -67,6 +67,11 @@ class BoundedChoices:
     def ended(self) -> bool:
         return len(self._ended) == self._bounds.choices
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether a choice has begun, and has not ended."""
+        return not self._texts.keys() <= self._ended
+
     def bounded(self, choice: dict[str, Any]) -> dict[str, Any] | None:
         """Return the part of the choice that belongs to the answer; None if no part does, or if this is not known
         yet.

@@ -238,8 +238,6 @@ async def _body(service: Service, request: Request, kind: type[Body]) -> Body:
 
 async def _read(service: Service, request: Request, exchange: Exchange) -> tuple[dict[str, Any], bytes]:
     """The JSON of a request, and the bytes after it."""
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise ApiError(415, "compressed bodies are not supported; send the body as it is", "unsupported_content_type")
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     # Triton's client sends no type. A browser does so for pages of other sites too, but not without their origin.
     if given not in ("application/json", OCTETS) and (given or "origin" in request.headers):

@@ -9,6 +9,7 @@ use. If the budget is full, the files not used for longest are removed, whoever 
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -20,6 +21,7 @@ from pathlib import Path
 from threading import Lock
 
 from nearfar.compiler.runtime.errors import OutputError, reason_of
+from nearfar.compiler.runtime.given_file import read_own
 
 from ..log_event import log_event
 from .chain import UnitName
@@ -30,6 +32,10 @@ VERSION, SUFFIX, USAGE = "v1", ".kv", "usage"
 FREED_SHARE = 0.1
 # After a failure to write, nothing is written for this time.
 PAUSE_SECONDS = 30.0
+# No page or state is as large.
+MAX_FILE_BYTES = 1 << 30
+# What `read_own` raises for a link, another thing than a file, and one that is larger.
+NOT_OURS = (errno.ELOOP, errno.EINVAL, errno.EFBIG)
 # What a process that ended in the middle of a file has left is removed after this time.
 STALE_SECONDS = 3600.0
 
@@ -64,10 +70,12 @@ class DiskTier:
         """None if there is no such file, or it is damaged; then it is removed."""
         path = self._path(name)
         try:
-            sealed = path.read_bytes()
-        except OSError:
-            return None
-        data = self._seal.open(full_name(name), sealed)
+            sealed = read_own(path, min(self._budget, MAX_FILE_BYTES))
+            data = self._seal.open(full_name(name), sealed)
+        except OSError as error:
+            if error.errno not in NOT_OURS:
+                return None
+            data = None
         if data is None:
             self.damaged += 1
             log_event("kv_file_damaged", logging.WARNING, file=str(path))
@@ -123,7 +131,7 @@ class DiskTier:
 
     def _remove(self, path: Path) -> None:
         with suppress(OSError), self._locked() as usage:
-            size = path.stat().st_size
+            size = path.lstat().st_size
             path.unlink()
             usage.total -= size
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import tracemalloc
 from collections.abc import Sequence
@@ -221,3 +222,11 @@ def test_another_content_type_is_a_415(content_type: str) -> None:
     with pytest.raises(ApiError) as refused:
         asyncio.run(read_json_body(request, 10, 1.0))
     assert refused.value.status == 415
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "identity, br"])
+def test_a_compressed_body_is_a_415(encoding: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        read([gzip.compress(b"{}")], headers=[("content-encoding", encoding)])
+    assert refused.value.status == 415
+    assert read([b"{}"], headers=[("content-encoding", "Identity")]) == {}

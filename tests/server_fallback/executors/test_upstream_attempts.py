@@ -9,7 +9,7 @@ from time import monotonic
 
 import pytest
 from answers import chunks_of
-from fake_openai import MODEL, FakeOpenAI, Received, Reply, running, text_chunks
+from fake_openai import MODEL, FakeOpenAI, Received, Reply, chunk, running, text_chunks
 from opened_upstreams import QUESTION, ask, text_of, with_upstream
 from waiting import until
 
@@ -53,6 +53,19 @@ def test_a_request_without_an_answer_is_sent_again(failure: Reply) -> None:
 
     with_upstream(check, server)
     assert len(server.received) == 3
+
+
+def test_a_stream_that_is_complete_without_the_end_of_its_choice_is_cut_off() -> None:
+    """A server whose work is aborted may complete its stream."""
+    server = FakeOpenAI(lambda _: Reply(chunks=[chunk("one"), chunk(" two")]))
+
+    async def check(executor: UpstreamExecutor) -> None:
+        answer = chunks_of(executor, QUESTION, Call("r"))
+        assert text_of([await anext(answer), await anext(answer)]) == "one two"
+        with pytest.raises(Unavailable, match="cut off before its end"):
+            await anext(answer)
+
+    with_upstream(check, server)
 
 
 def test_it_is_sent_three_times_at_most() -> None:

@@ -88,6 +88,23 @@ def test_what_was_never_completed_and_files_of_other_versions_are_removed_and_no
     assert held(tier, 1) == [0]
 
 
+def test_a_link_a_pipe_and_a_file_that_is_too_large_are_removed_unread(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path / "kv", 10 * FILE_BYTES, PlainSeal(), "a")
+    for number in range(3):
+        assert tier.put(name(number), DATA)
+    link, pipe, large = (tier._path(name(number)) for number in range(3))
+    link.rename(tmp_path / "elsewhere")
+    link.symlink_to(tmp_path / "elsewhere")
+    pipe.unlink()
+    os.mkfifo(pipe)
+    os.truncate(large, 1 << 40)
+    # Whoever reads a pipe waits for its end.
+    with open(os.open(pipe, os.O_RDWR), "wb"):
+        assert held(tier, 3) == []
+    assert (tier.damaged, [path for path in (link, pipe, large) if os.path.lexists(path)]) == (3, [])
+    assert (tmp_path / "elsewhere").stat().st_size == FILE_BYTES
+
+
 def test_only_this_user_can_read_the_folder(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path / "kv", 1 << 20, PlainSeal(), "a")
     tier.put(name(0), DATA)
