@@ -155,7 +155,11 @@ def open_any(path: Path, trust: Sequence[TrustedKey] = ()) -> Bundle | ExportBun
     if not _exists(file):
         if not _exists(path):
             advice = did_you_mean_folder(path) or f"; create it with 'nearfar compile MODEL -o {path}'"
-            raise BundleError(f"{path}: does not exist{advice}")
+            # It may be a name in the store, which has several bundles of a model.
+            named = (
+                f"; of a model of the store, 'nearfar show {path}' prints the bundles" if path.name == str(path) else ""
+            )
+            raise BundleError(f"{path}: does not exist{advice}{named}")
         if (path / "config.json").is_file():
             raise BundleError(
                 f"{path}: is a checkpoint, not a bundle; compile it with 'nearfar compile {path} -o BUNDLE'"

@@ -36,8 +36,9 @@ def health_router(service: Service) -> APIRouter:
 
     @router.get("/health/ready", responses=NOT_READY)
     async def ready() -> JSONResponse:
-        """At least one model can answer, the transcriber has been loaded, and the server is not shutting down.
-        ``not_ready`` states why the others cannot, and ``degraded`` what of those that are ready does not work.
+        """At least one model can answer, or is loaded by its first request, the transcriber has been loaded, and the
+        server is not shutting down. ``not_ready`` states why the others cannot, and ``degraded`` what of those that are
+        ready does not work.
         """
         states, is_ready, loading = service.models.states(), _is_ready(service), service.loading
         not_ready = {name: state.detail for name, state in states.items() if not state.ready}
@@ -77,5 +78,6 @@ def health_router(service: Service) -> APIRouter:
 
 
 def _is_ready(service: Service) -> bool:
-    states = service.models.states().values()
-    return not service.drain.started and service.loading is None and any(state.ready for state in states)
+    if service.drain.started or service.loading is not None:
+        return False
+    return any(state.ready for state in service.models.states().values()) or service.loads_others()

@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from hashlib import sha256
 from importlib.metadata import version
 
 from fastapi import APIRouter, Request, Response
@@ -20,6 +21,7 @@ from starlette.responses import StreamingResponse
 
 from nearfar.compiler.demo import DEMOS
 from nearfar.compiler.formats.hub import hub_model
+from nearfar.compiler.ir.tasks import Task
 from nearfar.compiler.runtime.errors import NearfarError, RequestError
 from nearfar.compiler.runtime.text.reasoning import find_dialect
 from nearfar.compiler.runtime.text.tool_formats import tool_format
@@ -30,7 +32,7 @@ from nearfar.compiler.store.parameters import Parameters
 from nearfar.compiler.store.sources import with_quantization
 from nearfar.compiler.store.store import Store
 
-from ..executors.executor import Executor, ExecutorState
+from ..executors.executor import Abilities, Executor, ExecutorState
 from ..executors.stored_models import StoredModels
 from ..schema.models import ModelCard
 from ..schema.ollama import (
@@ -78,11 +80,11 @@ def ollama_models_router(service: Service) -> APIRouter:
     @router.head("/api/tags", include_in_schema=False)
     @router.get("/api/tags", response_model=OllamaModels, responses=OLLAMA)
     async def tags() -> Response:
-        return _answer(OllamaModels(models=await asyncio.to_thread(_listed, service)))
+        return _answer(OllamaModels(models=await _listed(service)))
 
     @router.get("/api/ps", response_model=OllamaModels, responses=OLLAMA)
     async def ps() -> Response:
-        return _answer(OllamaModels(models=_loaded(service)))
+        return _answer(OllamaModels(models=await _loaded(service)))
 
     @router.post("/api/show", response_model=OllamaShow, responses=OLLAMA)
     async def show(body: NamedModel) -> Response:
@@ -194,17 +196,15 @@ def _require_public(name: str) -> None:
 # --- lists ---
 
 
-def _listed(service: Service) -> list[OllamaModel]:
+async def _listed(service: Service) -> list[OllamaModel]:
     models = service.models
-    if not isinstance(models, StoredModels):
-        return [_served(card, None) for card in models.cards()]
-    stored = models.store.models()
+    stored = await asyncio.to_thread(models.store.models) if isinstance(models, StoredModels) else []
     names = {each.store_name for each in stored}
     cards = [card for card in models.cards() if StoreName.parse_or_none(card.id) not in names]
-    return [*(_of_store(each) for each in stored), *(_served(card, None) for card in cards)]
+    return [*(_of_store(each) for each in stored), *[await _served(service, card) for card in cards]]
 
 
-def _loaded(service: Service) -> list[OllamaModel]:
+async def _loaded(service: Service) -> list[OllamaModel]:
     models, states = service.models, service.models.states()
     on_use = models.loaded() if isinstance(models, StoredModels) else []
     found = []
@@ -219,11 +219,11 @@ def _loaded(service: Service) -> list[OllamaModel]:
     others = [card for card in models.cards() if card.id == card.root and card.id not in {each.name for each in on_use}]
     return [
         *found,
-        *(
-            _running(_served(card, None), states[card.id], card.max_model_len, datetime.now(UTC) + FOREVER)
+        *[
+            _running(await _served(service, card), states[card.id], card.max_model_len, datetime.now(UTC) + FOREVER)
             for card in others
             if card.id in states and states[card.id].ready
-        ),
+        ],
     ]
 
 
@@ -265,14 +265,19 @@ def _details(stored: StoredModel, num_parameters: int | None) -> OllamaDetails:
     )
 
 
-def _served(card: ModelCard, state: ExecutorState | None) -> OllamaModel:
-    """A model that the server was started with."""
+async def _served(service: Service, card: ModelCard) -> OllamaModel:
+    """A model that the server was started with. Ollama's command line prints the first 12 digits of each digest and
+    ends with an error without them, so a model whose content is not known has a hash of its name.
+    """
+    executor = await service.answering(card.id)
+    abilities = None if executor is None else abilities_of(executor)
+    identity = None if abilities is None else abilities.identity
     return OllamaModel(
         name=card.id,
         model=card.id,
         modified_at=_time(datetime.fromtimestamp(card.created, UTC)),
-        size=0 if state is None else state.memory_bytes or 0,
-        digest="",
+        size=0,
+        digest=identity or sha256(card.id.encode()).hexdigest(),
         details=OllamaDetails(parent_model=card.parent or "", format="bundle"),
     )
 
@@ -328,7 +333,7 @@ def _capabilities(stored: StoredModel, template: str) -> list[str]:
     """In Ollama's words; rerankers, classifiers and transcribers are named by their task."""
     details = stored.details
     if details.task != "generate":
-        return ["embedding" if details.task == "embed" else details.task]
+        return _task_ability(details.task)
     # Whether the markers are tokens is known when the tokenizer is loaded.
     abilities = {
         "completion": True,
@@ -340,19 +345,28 @@ def _capabilities(stored: StoredModel, template: str) -> list[str]:
     return [name for name, has in abilities.items() if has]
 
 
+def _task_ability(task: Task) -> list[str]:
+    return ["embedding" if task == "embed" else task]
+
+
+def _served_capabilities(abilities: Abilities | None) -> list[str]:
+    if abilities is None:
+        return ["completion"]
+    if abilities.task != "generate":
+        return _task_ability(abilities.task)
+    found = {"completion": True, "tools": abilities.tools, "vision": abilities.vision, "thinking": abilities.thinks}
+    return [name for name, has in found.items() if has]
+
+
 def _shown_served(card: ModelCard, executor: Executor) -> OllamaShow:
     abilities = abilities_of(executor)
-    found = {"completion": abilities is None or not (abilities.embeds or abilities.sound)}
-    if abilities is not None:
-        found |= {"embedding": abilities.embeds, "tools": abilities.tools, "vision": abilities.vision}
-        found["thinking"] = abilities.thinks
     return OllamaShow(
         modelfile=f"FROM {card.id}\n",
         parameters="",
-        template="",
+        template="" if abilities is None else abilities.chat_template or "",
         details=OllamaDetails(format="bundle"),
         model_info={"general.architecture": "", "general.context_length": card.max_model_len},
-        capabilities=[name for name, has in found.items() if has],
+        capabilities=_served_capabilities(abilities),
         modified_at=_time(datetime.fromtimestamp(card.created, UTC)),
     )
 

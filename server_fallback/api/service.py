@@ -97,6 +97,11 @@ class Service:
                 return card.parent or card.root or card.id
         raise UnknownModel(f"the model {name[:100]!r} is not loaded", param="model")
 
+    def loads_others(self) -> bool:
+        """Whether there are models that their first request loads."""
+        # Cards of models that are not loaded have no root.
+        return isinstance(self.models, LoadsOnUse) and any(card.root is None for card in self.models.cards())
+
     def is_ready(self, name: str) -> bool:
         """Whether the model answers requests now. Raises UnknownModel."""
         state = self.models.states().get(self.root_of(name))

@@ -39,7 +39,7 @@ def validation_error(errors: Sequence[Any], body: object) -> ApiError:
     if param is None:
         return ApiError(400, f"The body must be a JSON object. Got {_shown(body)}.", "invalid_type")
     about = f"'{param}'"
-    alike = [error["msg"] for error in errors if _path(error, body) == path]
+    alike = [error["msg"].removeprefix("Value error, ") for error in errors if _path(error, body) == path]
     expected = "; or: ".join(dict.fromkeys(alike))
     if kind.endswith(("_type", "_parsing")) or kind in ("int_from_float", "literal_error"):
         return ApiError(

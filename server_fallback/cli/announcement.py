@@ -75,8 +75,11 @@ class Announcement:
         keyed: bool,
         secure: bool = False,
         grpc_port: int | None = None,
+        computes_prompts: bool = False,
     ) -> None:
-        """``address`` is the listening socket's name."""
+        """``address`` is the listening socket's name. ``computes_prompts``: the server is a prefill worker, which
+        refuses requests for answers.
+        """
         host, port = address[:2]
         url = f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
         console = new_console(soft_wrap=True)
@@ -98,6 +101,11 @@ class Announcement:
             console.print(f"for programs with Ollama's API: export OLLAMA_HOST={url}", highlight=False, markup=False)
             model = models.cards()[0].id if models.cards() else "MODEL"
             console.print(chat_curl(url, model, keyed=keyed), highlight=False, markup=False)
+            return
+        if computes_prompts:
+            key = " --prefill-api-key-env NAME" if keyed else ""
+            command = f"{program()} serve {models.cards()[0].id} --role decode --prefill-from {url}{key}"
+            console.print(f"for decode workers, which answer: {command}", highlight=False, markup=False)
             return
         console.print(curl(url, models, keyed=keyed), highlight=False, markup=False)
 

@@ -133,7 +133,9 @@ def routes(near: str, far: Far, policy: Policy, encoder: str | None = None) -> s
     """One line that states where requests are sent."""
     private = policy.private
     stays = [f"labelled {label}" for label in private.labels]
-    stays += [f"that match one of {len(private.patterns)} patterns"] if private.patterns else []
+    if private.patterns:
+        count = len(private.patterns)
+        stays.append("that match the pattern" if count == 1 else f"that match one of {count} patterns")
     stay_near = f"; requests {' or '.join(stays)} stay near" if stays else ""
     masked = {"mask": "masked before they leave", "ask": "masked, and leave once confirmed", "near": "kept near"}
     masks = "" if private.masks is None else f"; private texts are {masked[private.masks.then]}"

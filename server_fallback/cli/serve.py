@@ -114,6 +114,7 @@ def run(options: Serve) -> None:
             keyed=bool(config.keys.keys),
             secure=config.tls_cert is not None,
             grpc_port=None if grpc_server is None else grpc_server.port,
+            computes_prompts=options.local.prefill.role == "prefill",
         )
         if reload is not None:
             reload.has_begun.set()

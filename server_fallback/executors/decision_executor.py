@@ -13,9 +13,13 @@ from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.text.tokenizer import EncodedText
 from nearfar.compiler.shared.script import SharedScript
 
+from ..schema.completions import AnswerRequest
 from ..schema.decide import DecideRequest, DecideResponse
-from ..schema.score import ClassifyRequest, ClassifyResponse
+from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
+from ..schema.rerank import RerankRequest, RerankResponse
+from ..schema.score import ClassifyRequest, ClassifyResponse, ScoreRequest, ScoreResponse
 from ..text.chat_prompt import Chat
+from ..text.output import Output
 from ..text.requests import check_length, check_prompt
 from ..text.text_workers import TextWorkers
 from .chat_prompts import chat_prompt
@@ -68,9 +72,28 @@ class DecisionExecutor(EncoderExecutor):
             raise RequestError(error.message, **{**error.details, "param": "context"}) from error
         return EncodedText(ids, [0] * len(ids), [])
 
+    async def answer(self, request: AnswerRequest, call: Call, output: Output[Any]) -> None:  # noqa: ARG002
+        raise _only_decides()
+
+    async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:  # noqa: ARG002
+        raise _only_decides()
+
+    async def rerank(self, request: RerankRequest, call: Call) -> RerankResponse:  # noqa: ARG002
+        raise _only_decides()
+
+    async def score(self, request: ScoreRequest, call: Call) -> ScoreResponse:  # noqa: ARG002
+        raise _only_decides()
+
     async def classify(self, request: ClassifyRequest, call: Call) -> ClassifyResponse:  # noqa: ARG002
-        raise RequestError("this model answers typed questions and has no classes; use /v1/decide", param="model")
+        raise _only_decides()
 
     async def close(self) -> None:
         await super().close()
         self._workers.close()
+
+
+def _only_decides() -> RequestError:
+    return RequestError(
+        "this model answers typed questions and does nothing else; ask it with /v1/decide, or use another model",
+        param="model",
+    )

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from nearfar.compiler.ir.tasks import task_of
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.encoding import check_dimensions
 from nearfar.compiler.runtime.errors import NearfarError, RequestError
@@ -256,7 +257,16 @@ class EncoderExecutor:
         return await self.model.text_of(request)
 
     def abilities(self) -> Abilities:
-        return Abilities(self.model.tokenizer_sha256, self.model.vocab_size, tools=False, embeds=True)
+        model = self.model
+        return Abilities(
+            model.tokenizer_sha256,
+            model.vocab_size,
+            tools=False,
+            embeds=True,
+            model=model.model,
+            task=task_of(model.embedding or model.classifier),
+            identity=model.identity,
+        )
 
     def state(self) -> ExecutorState:
         return ExecutorState.of(self._engine.stats(), self._device, self._memory_bytes, closed=self._closed)

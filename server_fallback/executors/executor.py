@@ -192,7 +192,8 @@ class Abilities:
     ``verify``: it checks drafts of clients. ``prefill``: it computes prompts for them. ``vision``: it reads images.
     ``video``: it reads videos. ``sound``: it reads sound, and nothing else. ``hears``: it answers about recordings in
     chats, of at most ``hears_seconds`` if that is not None. ``model`` is its name in its manifest, None for models that
-    are not one, and ``chat_template`` the source of its template. ``thinks``: it reasons between markers.
+    are not one, and ``chat_template`` the source of its template. ``thinks``: it reasons between markers. ``task`` is
+    what it is for, and ``identity`` a hash of its weights, sizes and tokenizer, None if it is not known.
     """
 
     tokenizer_sha256: str | None
@@ -209,6 +210,8 @@ class Abilities:
     model: str | None = None
     chat_template: str | None = None
     thinks: bool = False
+    task: Task = "generate"
+    identity: str | None = None
 
 
 @runtime_checkable

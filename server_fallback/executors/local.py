@@ -239,6 +239,7 @@ class LocalExecutor:
             model=model.model,
             chat_template=None if template is None else template.source,
             thinks=model.reasoning is not None,
+            identity=model.identity,
         )
 
     @property

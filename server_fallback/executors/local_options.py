@@ -57,7 +57,7 @@ class LocalOptions(ModelOptions):
     watermark_strength: WatermarkStrength = WATERMARK_STRENGTH
     kv_tiers: KvTierOptions = field(default_factory=KvTierOptions)
     """prefixes of prompts that the device evicts"""
-    slot_save_path: File | None = None
+    slot_save_path: Annotated[File | None, Flag(metavar="FOLDER")] = None
     """a folder for the files of slots, which clients save and restore as with llama.cpp's server"""
     slot_save_size: SizeBytes = 16 << 30
     """what these files may take together (default: 16 GiB)"""

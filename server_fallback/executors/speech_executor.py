@@ -51,7 +51,17 @@ class SpeechModel:
         return await self.model.text_of(request)
 
     def abilities(self) -> Abilities:
-        return Abilities(self.model.tokenizer_sha256, self.model.vocab_size, tools=False, embeds=False, sound=True)
+        model = self.model
+        return Abilities(
+            model.tokenizer_sha256,
+            model.vocab_size,
+            tools=False,
+            embeds=False,
+            sound=True,
+            model=model.model,
+            task="transcribe",
+            identity=model.identity,
+        )
 
 
 class SpeechExecutor(SpeechModel):

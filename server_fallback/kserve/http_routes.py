@@ -140,11 +140,11 @@ def kserve_health_router(service: Service) -> APIRouter:
 
 
 def server_is_ready(service: Service) -> bool:
-    """Whether every model is ready, as in Triton."""
+    """Whether every model is ready, as in Triton. Those that their first request loads need not be loaded."""
+    if service.drain.started or service.loading is not None:
+        return False
     states = service.models.states().values()
-    return (
-        not service.drain.started and service.loading is None and bool(states) and all(state.ready for state in states)
-    )
+    return (bool(states) or service.loads_others()) and all(state.ready for state in states)
 
 
 def check_version(model: str, number: str) -> None:

@@ -257,5 +257,6 @@ def checked(kind: type[Table], value: Any, where: str) -> Table:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        message = "unknown key" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+        own = {"extra_forbidden": "unknown key", "missing": "this key is required; add it"}
+        message = own.get(first["type"]) or first["msg"].removeprefix("Value error, ")
         raise RequestError(f"{where}: {place + ': ' if place else ''}{message}") from error

@@ -194,4 +194,4 @@ def near_and_far(scenario: Scenario, folder: Path, progress: Progress) -> Iterat
     device = scenario.device.made(folder)
     for whole in range(1, scenario.cluster.gpus // device.gpus + 1):
         yield summarize(simulate(scenario, folder, scenario.layout(folder, whole=whole)), bounds)
-        progress(f"{whole} workers")
+        progress("1 worker" if whole == 1 else f"{whole} workers")

@@ -36,6 +36,8 @@ def test_a_folder_without_a_manifest_is_not_a_bundle(tmp_path: Path) -> None:
         open_bundle(tmp_path)
     with pytest.raises(BundleError, match="does not exist; create it with"):
         open_bundle(tmp_path / "missing")
+    with pytest.raises(BundleError, match="of a model of the store, 'nearfar show missing' prints the bundles"):
+        open_bundle(Path("missing"))
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b"null", b"{}"])

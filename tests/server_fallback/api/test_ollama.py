@@ -261,6 +261,9 @@ def test_the_client_manages_the_store(tmp_path: Path) -> None:
     async def test() -> None:
         served = Served(tmp_path)
         client = client_of(served.app)
+        # Nothing is loaded, but a request would load "base".
+        assert (await served.ask("GET", "/health/ready")).json()["status"] == "ready"
+        assert (await served.ask("GET", "/v2/health/ready")).status_code == 200
         statuses = [
             each.status async for each in await client.create("chef", from_="base", system="Cook.", stream=True)
         ]
@@ -282,8 +285,21 @@ def test_the_client_manages_the_store(tmp_path: Path) -> None:
         assert [each.model for each in (await client.list()).models] == ["own/cook:tag", "base:latest"]
         assert (await client.pull("demo")).status == "success"
         assert served.store.has("demo")
+        for each in ("own/cook:tag", "base", "demo"):
+            await client.delete(each)
+        assert (await served.ask("GET", "/health/ready")).json()["status"] == "not ready"
 
     run(test())
+
+
+def test_each_model_has_a_digest_for_ollama_s_command_line() -> None:
+    """Which prints the first 12 digits, also of a model whose content the server does not know."""
+
+    async def test(client: Any) -> None:
+        digests = [each.digest for each in (await client.list()).models]
+        assert {len(each) for each in digests} == {64}
+
+    with_client(FakeModels(), test)
 
 
 def test_a_client_that_leaves_while_its_model_loads_is_not_waited_for(tmp_path: Path) -> None:

@@ -244,7 +244,8 @@ def test_errors_name_what_is_wrong_in_the_request(client: openai.OpenAI, models:
         assert (error.param, f"'{tool}'" in error.message) == ("tools[1]", True)
     assert raised(openai.BadRequestError, input=[{"type": "web_search_call", "id": "x"}]).param == "input[0]"
     assert raised(openai.BadRequestError, reasoning={"summary": "concise"}).param == "reasoning.summary"
-    assert raised(openai.BadRequestError, conversation="conv_1").param == "conversation"
+    refused = raised(openai.BadRequestError, conversation="conv_1")
+    assert (refused.param, "'conversation': only null" in str(refused)) == ("conversation", True)
     assert raised(openai.BadRequestError, extra_body={"x": 1}).code == "unknown_parameter"
     assert raised(openai.BadRequestError, background=True, store=False).param == "background"
     assert raised(openai.NotFoundError, model="gpt-9").code == "model_not_found"

@@ -27,12 +27,14 @@ class Opener:
         return Opening(name or model, 12_345_678, open_it, task="embed" if model == "embed" else "generate")
 
 
-def announced(model: str, address: tuple[Any, ...], capsys: pytest.CaptureFixture[str], *, keyed: bool) -> list[str]:
+def announced(
+    model: str, address: tuple[Any, ...], capsys: pytest.CaptureFixture[str], *, keyed: bool, computes: bool = False
+) -> list[str]:
     async def run() -> None:
         registry = Registry(Opener())
         await registry.load(LoadRequest(model=model, aliases=["gpt", "other"]))
         await registry.load(LoadRequest(model="chat", name="second"))
-        Announcement(sys.stderr).serving(registry, address, keyed=keyed)
+        Announcement(sys.stderr).serving(registry, address, keyed=keyed, computes_prompts=computes)
         await registry.close(0.0)
 
     asyncio.run(run())
@@ -44,6 +46,13 @@ def body_of(curl: str) -> dict[str, Any]:
     body = json.loads(words[words.index("-d") + 1])
     assert isinstance(body, dict)
     return body
+
+
+def test_a_prefill_worker_names_the_option_of_decode_workers(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = announced("chat", ("127.0.0.1", 8001), capsys, keyed=True, computes=True)
+    assert lines[-1].endswith(
+        "serve chat --role decode --prefill-from http://127.0.0.1:8001 --prefill-api-key-env NAME"
+    )
 
 
 def test_models_are_listed_with_their_aliases_and_a_command_for_the_first(

@@ -138,24 +138,28 @@ def test_what_a_decision_head_cannot_do_is_refused_by_name(bundles: Bundles) -> 
                 ("/v1/rerank", {"model": "judge", "query": "a", "documents": ["b"]}),
                 ("/v1/chat/completions", {"model": "judge", "messages": [{"role": "user", "content": "a"}]}),
                 ("/v1/embeddings", {"model": "judge", "input": "a"}),
+                ("/v1/score", {"model": "judge", "text_1": "a", "text_2": "b"}),
             ]
+            shown = (await ask_app(app, "POST", "/api/show", {"model": "judge"})).json()
+            (listed,) = (await ask_app(app, "GET", "/api/tags")).json()["models"]
+            (about,) = (await ask_app(app, "GET", "/v1/nearfar/about")).json()["models"]
+            assert (shown["capabilities"], about["model"]) == (["decide"], "judge")
+            # Ollama's command line prints 12 digits of it.
+            assert len(listed["digest"]) == 64
             return [await ask_app(app, "POST", path, body) for path, body in calls]
         finally:
             await registry.close(0)
 
     answers = asyncio.run(work())
     messages = [answer.json()["error"]["message"] for answer in answers]
-    assert [answer.status_code for answer in answers] == [400] * 7
+    assert [answer.status_code for answer in answers] == [400] * 8
     for message, part in zip(
         messages,
         (
             "questions.a has 4 answers, and this model decides questions of the type choice with at most 3",
             "messages[0] must have a role and a text",
             "maximum context length is 800",
-            "answers typed questions and has no classes",
-            "does not score pairs",
-            "generates no text",
-            "makes no embeddings",
+            *["answers typed questions and does nothing else; ask it with /v1/decide"] * 5,
         ),
         strict=True,
     ):
