@@ -70,7 +70,9 @@ class RoutedDecideRequest(DecideRequest):
 
 
 class RoutedDecideResponse(DecideResponse):
-    """``sides`` has the side that decided each question; ``route`` is that of the first one asked."""
+    """``sides`` has the side that decided each question; ``route`` and ``calibration_model`` are those of the first one
+    asked.
+    """
 
     sides: dict[str, Side]
     route: Route
