@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Timer
 
 import pytest
 from light_bundle import few_kernels, one_compilation
 
+# It may compile a model, on a busy machine.
+START_SECONDS = 300.0
 WITH_FEW_KERNELS = {"PYTHONPATH": str(Path(__file__).with_name("few_kernels"))}
 
 
@@ -67,18 +70,30 @@ def start(
 
     def wait() -> Served:
         assert process.stdout is not None
-        with process.stdout as printing:
+        # A server that never prints it would hang the test.
+        with process.stdout as printing, ended_after(process, START_SECONDS):
             printed = ""
             for line in printing:
                 printed += line
-                # The last line that it prints.
-                if line.startswith("curl "):
+                # The last line that it prints, for clients or for decode workers.
+                if line.startswith(("curl ", "for decode workers")):
                     (url,) = re.findall(r"http://127\.0\.0\.1:\d+", line)
                     return Served(process, url, printed, folder / log)
         process.wait()
         raise AssertionError((folder / log).read_text())
 
     return wait
+
+
+@contextmanager
+def ended_after(process: subprocess.Popen[str], seconds: float) -> Iterator[None]:
+    """Kill the process if the block takes longer."""
+    timer = Timer(seconds, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager

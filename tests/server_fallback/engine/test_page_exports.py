@@ -220,12 +220,14 @@ def test_blocks_without_room_or_without_those_before_them_change_nothing() -> No
         async with engine_on(HashRunner(LIMITS)) as first:
             blocks, _ = await export(first, LONG)
         gate = Gate()
-        async with engine_on(HashRunner(replace(LIMITS, pages=16), threaded=True, hold=gate)) as second:
+        # The prompt has seven steps, and the answer ten tokens.
+        runner = HashRunner(
+            replace(LIMITS, pages=16), threaded=True, hold=lambda step: None if step < 7 else gate(step)
+        )
+        async with engine_on(runner) as second:
             assert await write(second, LONG, blocks[1:]) == [False] * (len(blocks) - 1)
-            gate.open()
             answers = second.generate(TokenRequest([9] * 50, 10, ignore_eos=True))
             await anext(answers)
-            gate.close()
             # It comes before the next steps, and 13 or more of the 16 pages are in use.
             written = asyncio.ensure_future(write(second, LONG, blocks[:1]))
             await asyncio.sleep(0)

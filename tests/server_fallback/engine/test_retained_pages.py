@@ -68,11 +68,13 @@ def test_pages_do_not_take_the_place_of_running_requests() -> None:
             await ids(first, LONG)
             pages = await first.read_prefix(LONG)
         gate = Gate()
-        async with engine_on(HashRunner(replace(LIMITS, pages=16), threaded=True, hold=gate)) as second:
-            gate.open()
+        # The prompt has seven steps, and the answer ten tokens.
+        runner = HashRunner(
+            replace(LIMITS, pages=16), threaded=True, hold=lambda step: None if step < 7 else gate(step)
+        )
+        async with engine_on(runner) as second:
             answers = second.generate(TokenRequest([9] * 50, 10, ignore_eos=True))
             await anext(answers)
-            gate.close()
             # It comes before the next steps, and 13 or more of the 16 pages are in use.
             written = asyncio.ensure_future(second.write_prefix(pages))
             await asyncio.sleep(0)
