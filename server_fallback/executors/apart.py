@@ -214,7 +214,7 @@ class ApartEngine:
         prefixes, tried, failure = (
             token_hashes(token_ids),
             list[PrefillWorker](),
-            TransferFailed("unreachable", "no prefill worker answers"),
+            TransferFailed("unreachable", self._workers.silence),
         )
         computed, queue_seconds = 0, 0.0
         while (missing := end - (start := await self._engine.cached_tokens(token_ids))) >= self._options.prefill_tokens:

@@ -60,6 +60,12 @@ class PrefillWorkers:
         """How many answered last."""
         return sum(worker.upstream.circuit.state == "closed" for worker in self.all)
 
+    @property
+    def silence(self) -> str:
+        """That none of them answers, and why, as the checks found."""
+        found = [f"{each.url}: {each.failure}" for each in self.all if each.failure is not None]
+        return "; ".join(["no prefill worker answers", *found])
+
     def named(self, url: str) -> PrefillWorker | None:
         """The worker of a URL as the options have it."""
         return next((worker for worker in self.all if worker.url == url.rstrip("/").removesuffix("/v1")), None)
