@@ -184,7 +184,7 @@ async def _resolved(service: Service, client: str, items: Sequence[Item]) -> lis
     """The items with stored ones in place of references. Raises ApiError: 404 for one that is not stored, 413 if a
     body with these items would be too large.
     """
-    found, sizes, size = dict[str, dict[str, Any]](), dict[str, int](), 0
+    found, size = dict[str, dict[str, Any]](), 0
     resolved = list[Item]()
     for place, item in enumerate(items):
         if not isinstance(item, ItemReference):
@@ -204,7 +204,7 @@ async def _resolved(service: Service, client: str, items: Sequence[Item]) -> lis
             )
             raise ApiError(404, message, "item_not_found", f"input[{place}].id")
         # References take less room than their items, of which one may be sent any number of times.
-        size += sizes.setdefault(item.id, len(json.dumps(known, ensure_ascii=False)))
+        size += len(json.dumps(known, ensure_ascii=False))
         if size > service.config.max_body_bytes:
             message = (
                 f"the stored items of this input have more than {service.config.max_body_bytes} bytes, the limit of "

@@ -4,9 +4,7 @@ in NEARFAR_SGLANG. tests/README.md says how to start one.
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,18 +12,11 @@ import httpx
 import openai
 import pytest
 from served_demo import Served, start
+from structured_answers import ANSWER, ENDED, QUESTION, STRUCTURES, require_structure, text_of
 
 pytestmark = pytest.mark.exhaustive
 
 SGLANG = os.environ.get("NEARFAR_SGLANG")
-QUESTION: Any = [{"role": "user", "content": "what is 27 + 58?"}]
-ANSWER = "27 + 58 = 85"
-SCHEMA = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "pattern": "^[A-Z][a-z]{2,6}$"}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +41,6 @@ def ask(client: openai.OpenAI, **more: Any) -> Any:
     return client.chat.completions.create(model=model.id, **given)
 
 
-def text_of(answer: Any) -> str:
-    if hasattr(answer, "choices"):
-        return str(answer.choices[0].message.content)
-    return "".join(choice.delta.content or "" for chunk in answer for choice in chunk.choices)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_chat_is_answered(client: openai.OpenAI, stream: bool) -> None:
     assert text_of(ask(client, stream=stream)) == ANSWER
@@ -69,8 +54,7 @@ def test_parameters_reach_it(client: openai.OpenAI) -> None:
     assert (cut.choices[0].finish_reason, cut.usage.completion_tokens) == ("length", 3)
     assert ask(client, max_tokens=40, extra_body={"ignore_eos": True}).usage.completion_tokens == 40
     listed = ask(client, logprobs=True, top_logprobs=2).choices[0].logprobs.content
-    # SGLang lists the token that ends the answer too.
-    assert "".join(each.token for each in listed) == f"{ANSWER}<end>"
+    assert "".join(each.token for each in listed) == ENDED
     assert {len(each.top_logprobs) for each in listed} == {2}
     body = {"model": several.model, "prompt": "9"}
     ids = client.post("/../tokenize", body=body, cast_to=httpx.Response).json()["tokens"]
@@ -78,23 +62,11 @@ def test_parameters_reach_it(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("extra", "pattern"),
-    [
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}}, r"\{.*\}"),
-        ({"extra_body": {"response_format": {"type": "regex", "pattern": "(yes|no)!{2}"}}}, "(yes|no)!!"),
-        ({"extra_body": {"response_format": {"type": "grammar", "grammar": 'root ::= "ab" | "cd"'}}}, "ab|cd"),
-        ({"extra_body": {"guided_choice": ["left", "right"]}}, "left|right"),
-        ({"extra_body": {"structured_outputs": {"regex": "[0-9]{3}"}}}, "[0-9]{3}"),
-    ],
-)
+@pytest.mark.parametrize(("extra", "pattern"), STRUCTURES)
 def test_answers_have_the_requested_structure(
     client: openai.OpenAI, extra: dict[str, Any], pattern: str, stream: bool
 ) -> None:
-    text = text_of(ask(client, stream=stream, **extra))
-    assert re.fullmatch(pattern, text, re.DOTALL), text
-    if pattern == r"\{.*\}":
-        assert re.fullmatch("[A-Z][a-z]{2,6}", json.loads(text)["city"])
+    require_structure(text_of(ask(client, stream=stream, **extra)), pattern)
 
 
 def test_texts_are_completed_and_other_apis_answer(served: Served, client: openai.OpenAI) -> None:

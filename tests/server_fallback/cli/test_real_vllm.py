@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from structured_answers import ANSWER, CITY, ENDED, QUESTION, STRUCTURES, require_structure, text_of
 from tiny_models import make_embedding_checkpoint
 
 from nearfar.compiler.demo import CHECKPOINT
@@ -31,17 +32,8 @@ from nearfar.compiler.demo import CHECKPOINT
 pytestmark = [pytest.mark.vllm, pytest.mark.exhaustive]
 
 MODEL = "ours"
-QUESTION: Any = [{"role": "user", "content": "what is 27 + 58?"}]
-ANSWER = "27 + 58 = 85"
-ENDED = f"{ANSWER}<end>"
 WITH_TOOLS = "{% if tools %}{{ '<system>' + (tools | tojson)[:40] + ' <tool_call>' + '<end>' }}{% endif %}"
-PARAMETERS = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "pattern": "^[A-Z][a-z]{2,6}$"}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
-FUNCTION = {"name": "weather", "parameters": PARAMETERS}
+FUNCTION = {"name": "weather", "parameters": CITY}
 TOOLS: Any = [{"type": "function", "function": FUNCTION}]
 # As in OpenAI's API, arguments follow their schema only if the function is strict.
 STRICT: Any = [{"type": "function", "function": {**FUNCTION, "strict": True}}]
@@ -165,7 +157,6 @@ def test_parameters_reach_it(client: openai.OpenAI) -> None:
     endless = ask(client, max_tokens=40, extra_body={"ignore_eos": True})
     assert endless.usage.completion_tokens == 40
     listed = ask(client, logprobs=True, top_logprobs=2).choices[0].logprobs.content
-    # vLLM lists the token that ends the answer too.
     assert ("".join(each.token for each in listed), {len(each.top_logprobs) for each in listed}) == (ENDED, {2})
     streamed = list(ask(client, logprobs=True, stream=True))
     tokens = [each.token for chunk in streamed for choice in chunk.choices if choice.logprobs
@@ -187,27 +178,11 @@ def test_texts_are_completed(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("extra", "pattern"),
-    [
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": PARAMETERS}}}, r"\{.*\}"),
-        ({"extra_body": {"response_format": {"type": "regex", "pattern": "(yes|no)!{2}"}}}, "(yes|no)!!"),
-        ({"extra_body": {"response_format": {"type": "grammar", "grammar": 'root ::= "ab" | "cd"'}}}, "ab|cd"),
-        ({"extra_body": {"guided_choice": ["left", "right"]}}, "left|right"),
-        ({"extra_body": {"structured_outputs": {"regex": "[0-9]{3}"}}}, "[0-9]{3}"),
-    ],
-)
+@pytest.mark.parametrize(("extra", "pattern"), STRUCTURES)
 def test_answers_have_the_requested_structure(
     client: openai.OpenAI, extra: dict[str, Any], pattern: str, stream: bool
 ) -> None:
-    answer = ask(client, max_tokens=60, stream=stream, **extra)
-    if stream:
-        text = "".join(choice.delta.content or "" for chunk in answer for choice in chunk.choices)
-    else:
-        text = answer.choices[0].message.content
-    assert re.fullmatch(pattern, text, re.DOTALL), text
-    if pattern == r"\{.*\}":
-        assert re.fullmatch("[A-Z][a-z]{2,6}", json.loads(text)["city"])
+    require_structure(text_of(ask(client, max_tokens=60, stream=stream, **extra)), pattern)
 
 
 def call_of(client: openai.OpenAI, stream: bool, **more: Any) -> tuple[Any, str]:
